@@ -1,0 +1,274 @@
+"""The settings of a run: one frozen dataclass, each field documented beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from cdpg.errors import UserError
+
+Method = Literal["cdpg", "dpg", "reinforce", "ziegler"]
+
+_ELSEWHERE = {
+    "num_train_epochs": "epochs (here an epoch is one round of sampling, not a pass over the data)",
+    "max_steps": "epochs (here an epoch is one round of sampling)",
+    "save_steps": "save_every (in epochs)",
+    "save_total_limit": "keep_checkpoints",
+    "eval_steps": "evaluate_every (in epochs)",
+    "warmup_steps": "warmup_epochs",
+    "warmup_ratio": "warmup_epochs",
+    "per_device_train_batch_size": "batch_size (samples per optimiser step, over all processes)",
+    "train_batch_size": "batch_size (samples per optimiser step, over all processes)",
+    "gradient_accumulation_steps": "tokens_per_pass (micro-batches are cut by tokens, the gradient is exact)",
+    "max_prompt_length": "long_contexts (refuse or cut; the limit is the model's own window)",
+    "bf16": "dtype: bfloat16",
+    "fp16": "dtype: bfloat16",
+    "beta": "ziegler_beta",
+    "max_new_tokens": "max_completion_length",
+    "max_length": "max_completion_length",
+}
+"""Names that Hugging Face users try, and the setting that is meant."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CDPGConfig:
+    """Settings of a run, the same in Python, in YAML and after ``--set``."""
+
+    output_dir: str = "runs/cdpg"
+    """The run's folder: configuration, metrics, samples, checkpoints, the tuned model."""
+    method: Method = "cdpg"
+    """What the gradient is weighted by: ``cdpg``, ``dpg``, ``reinforce`` or ``ziegler`` (PPO)."""
+    epochs: int = 1000
+    """Rounds of sampling, as in the paper; *not* passes over the data."""
+    contexts_per_epoch: int = 32
+    """N: contexts drawn in each epoch."""
+    num_generations: int = 32
+    """M: samples drawn for each context."""
+    max_completion_length: int = 128
+    """Longest completion, in tokens; a longer one is cut and counts as it stands."""
+    learning_rate: float = 1e-5
+    """Adam's rate after the warm-up, constant from there on."""
+    warmup_epochs: int | None = None
+    """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller."""
+    partition_epsilon: float = 1e-8
+    """ε, added once to the partition estimate in the weight's denominator."""
+    batch_size: int | None = None
+    """Samples per optimiser step, over all processes; by default all N·M of the epoch."""
+    max_grad_norm: float | None = None
+    """Clip the gradient to this norm; by default it is not clipped."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's two decay rates."""
+    adam_epsilon: float = 1e-8
+    """Adam's denominator guard."""
+    seed: int = 0
+    """Seeds the order of the contexts, the samples and the shuffling."""
+
+    long_contexts: Literal["refuse", "cut"] = "refuse"
+    """What to do with a context that does not fit the model's window: refuse it by row, or cut it."""
+    decoder_prefix: str = ""
+    """Text every seq2seq output starts with, conditioned on and not scored (a target language such as ``fra_Latn``)."""
+    trust_remote_code: bool = False
+    """Let a hub model run code of its own on this machine."""
+
+    ziegler_beta: float = 0.2
+    """β at the start: the price of a nat of KL(π, a)."""
+    ziegler_target_kl: float = 6.0
+    """The KL(π, a), in nats, that adaptive β steers to."""
+    ziegler_horizon: int = 10_000
+    """Samples over which β adapts."""
+    ziegler_epochs: int = 4
+    """Passes over each epoch's samples."""
+    ziegler_clip: float = 0.2
+    """Clip range of the probability ratio, and of the change of the value estimate."""
+    ziegler_value_weight: float = 0.1
+    """Weight of the value loss."""
+    ziegler_gae_lambda: float = 0.95
+    """λ of the generalised advantage estimate (γ is 1)."""
+
+    save_every: int = 100
+    """Epochs between checkpoints; one is always written at the end."""
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints stay."""
+    evaluate_every: int | None = None
+    """Epochs between evaluations on held-out contexts; by default a tenth of the run."""
+    log_samples: int = 8
+    """Samples written to ``samples.jsonl`` each epoch."""
+    report_to: tuple[str, ...] = ()
+    """Trackers, by Accelerate's names: ``tensorboard``, ``wandb``, ``mlflow``."""
+
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda``, ``mps``."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Precision of the computation; the tuned weights stay in float32 under bfloat16."""
+    rows_per_pass: int = 256
+    """Sequences sampled side by side: more is faster, and needs more memory."""
+    tokens_per_pass: int = 2048
+    """Tokens scored or differentiated at once: memory grows with this, not with N·M."""
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise UserError("; ".join(problems))
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> CDPGConfig:
+        """Settings by name, as YAML gives them; every problem is reported at once."""
+        problems = [unknown_setting(key, FIELDS) for key in settings if key not in FIELDS]
+        values = {}
+        for key, value in settings.items():
+            if key in FIELDS:
+                try:
+                    values[key] = _coerce(key, value)
+                except UserError as error:
+                    problems.append(str(error))
+        if problems:
+            raise UserError("; ".join(problems))
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> CDPGConfig:
+        """A copy with some settings changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for YAML and JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.contexts_per_epoch * self.num_generations
+
+    @property
+    def warmup(self) -> int:
+        """Epochs of warm-up, the default filled in."""
+        return min(100, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Epochs between evaluations, the default filled in."""
+        return max(1, self.epochs // 10) if self.evaluate_every is None else self.evaluate_every
+
+
+FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
+"""Every setting with its type."""
+
+
+def unknown_setting(key: str, known: Iterable[str]) -> str:
+    """One sentence on a key that is no setting, with the one that was probably meant."""
+    if key in _ELSEWHERE:
+        return f"unknown setting {key!r}: use {_ELSEWHERE[key]}"
+    near = difflib.get_close_matches(key, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; the settings are {', '.join(sorted(known))}"
+    return f"unknown setting {key!r}{hint}"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A configuration file as a mapping; an empty file is an empty mapping."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the configuration file {str(path)!r}: {error}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{str(path)!r} must hold settings as 'name: value' lines, not a {type(content).__name__}")
+    return {str(key): value for key, value in content.items()}
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+    """``--set key=value`` pairs; the value is read as YAML reads it."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set takes key=value, not {pair!r}")
+        try:
+            settings[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            settings[key.strip()] = text
+    return settings
+
+
+def _coerce(key: str, value: Any) -> Any:
+    """``value`` as the type of setting ``key``, or a UserError that says what was expected."""
+    expected = FIELDS[key]
+    options = typing.get_args(expected) if isinstance(expected, types.UnionType) else (expected,)
+    for option in options:
+        try:
+            return _as(option, value)
+        except (TypeError, ValueError):
+            continue
+    raise UserError(f"{key} takes {_describe(expected)}, not {value!r}")
+
+
+def _as(kind: Any, value: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if kind is type(None):
+        if value is None:
+            return None
+    elif origin is Literal:
+        if value in typing.get_args(kind):
+            return value
+    elif origin is tuple:
+        items = [value] if isinstance(value, str) else list(value)
+        kinds = typing.get_args(kind)
+        if kinds[-1] is Ellipsis:
+            return tuple(_as(kinds[0], item) for item in items)
+        if len(items) == len(kinds):
+            return tuple(_as(inner, item) for inner, item in zip(kinds, items, strict=True))
+    elif kind is float and not isinstance(value, bool):
+        return float(value)  # also "1e-5", which YAML 1.1 reads as text
+    elif kind is int and not isinstance(value, bool):
+        if int(value) == float(value):
+            return int(value)
+    elif isinstance(value, kind):
+        return value
+    raise TypeError(kind)
+
+
+def _describe(kind: Any) -> str:
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_describe(option) for option in typing.get_args(kind))
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(repr(option) for option in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "a list"
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}[kind]
+
+
+def _problems(config: CDPGConfig) -> Iterable[str]:
+    """One sentence for each setting whose value cannot be meant."""
+    for key in FIELDS:
+        try:
+            _coerce(key, getattr(config, key))
+        except UserError as error:
+            yield str(error)
+            return
+    at_least = {
+        "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
+        "warmup_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1, "log_samples": 0, "seed": 0,
+        "ziegler_epochs": 1, "ziegler_horizon": 1, "rows_per_pass": 1, "tokens_per_pass": 1,
+    }  # fmt: skip
+    for key, least in at_least.items():
+        value = getattr(config, key)
+        if value is not None and value < least:
+            yield f"{key} must be at least {least}, not {value}"
+    for key in ("learning_rate", "partition_epsilon", "ziegler_beta", "ziegler_value_weight", "adam_epsilon"):
+        value = getattr(config, key)
+        if not 0 <= value < float("inf"):
+            yield f"{key} must be a finite number of at least 0, not {value}"
+    if config.max_grad_norm is not None and not config.max_grad_norm > 0:
+        yield f"max_grad_norm must be above 0, not {config.max_grad_norm}"
+    if config.batch_size is not None and config.batch_size > config.samples_per_epoch:
+        yield (
+            f"batch_size is {config.batch_size}, more than the {config.samples_per_epoch} samples of an epoch "
+            f"(contexts_per_epoch × num_generations): lower it, or raise those"
+        )

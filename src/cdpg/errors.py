@@ -1,0 +1,25 @@
+"""What can go wrong, by whose fault it is and by the exit status it leaves."""
+
+
+class CDPGError(Exception):
+    """Base of every error raised on purpose; its message is one that a user can act on."""
+
+    exit_status = 1
+
+
+class UserError(CDPGError):
+    """The user's input is wrong: what was given, what was expected, what to do."""
+
+    exit_status = 2
+
+
+class RunError(CDPGError):
+    """The run cannot go on, though its input was well-formed."""
+
+
+class Interrupted(CDPGError):
+    """A signal ended the run after a checkpoint was written."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_status = 128 + signal_number

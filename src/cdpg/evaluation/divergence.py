@@ -1,0 +1,34 @@
+"""How far a policy is from the ideal model, and from the base (section 5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cdpg.partition import log_partition, weights
+
+
+def kl_target_policy(log_target: Tensor, log_policy: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """KL(p_c, π) of each context by the paper's Algorithm 2, from samples of π; NaN where no sample satisfies.
+
+    ``mean_j w_j (log P_c(x_j)/π(x_j|c) − log Ẑ_c)`` with ``w = P_c / ((Ẑ_c + ε) π)``; ``[context, sample]`` to
+    ``[context]``. Samples with P_c = 0 contribute 0. It cannot exceed log M.
+    """
+    log_ratio = log_target - log_policy
+    log_z = log_partition(log_ratio, valid)
+    weight = weights(log_ratio, log_z, epsilon)
+    gap = torch.where((weight > 0) & valid, log_ratio - log_z[:, None], torch.zeros_like(log_ratio))
+    return (weight * gap).sum(dim=1).div(valid.sum(dim=1)).masked_fill(log_z == float("-inf"), float("nan"))
+
+
+def kl_policy_base(log_policy: Tensor, log_base: Tensor, valid: Tensor) -> Tensor:
+    """KL(π, a) of each context from samples of π: mean_j log π(x_j|c) − log a(x_j|c); NaN where none is valid."""
+    gap = (log_policy - log_base).where(valid, torch.zeros_like(log_policy))
+    return gap.sum(dim=1) / valid.sum(dim=1)
+
+
+def mean_over_covered(per_context: Tensor) -> tuple[float | None, float]:
+    """The mean over contexts that have a value, and their share (coverage); nothing covered: None."""
+    covered = ~per_context.isnan()
+    share = float(covered.double().mean()) if len(per_context) else 0.0
+    return (float(per_context[covered].mean()) if covered.any() else None), share

@@ -1,0 +1,45 @@
+"""Decoder-only models: GPT-2, GPT-Neo, Llama, Qwen and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from cdpg.models.base import Prompt
+from cdpg.models.transformer import State, TransformerModel, pad
+
+
+class CausalModel(TransformerModel):
+    """The prefix is the prompt, padded on the left; positions are counted from its first real token."""
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> State:
+        ids, mask = pad(prompts, left=True, device=self.device)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        output = self.inner.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=DynamicCache(), use_cache=True
+        )
+        return State(output.last_hidden_state[:, -1], output.past_key_values, mask, mask.sum(dim=1))
+
+    def _extend(self, state: State, tokens: Tensor) -> Tensor:
+        rows, width = tokens.shape
+        positions = state.lengths[:, None] + state.steps + torch.arange(width, device=tokens.device)
+        state.steps += width
+        # Padding after a row's end needs no mask: nothing that counts comes after it.
+        mask = torch.cat([state.mask, state.mask.new_ones(rows, state.steps)], dim=1)
+        output = self.inner.base_model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=state.cache,
+            use_cache=True,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _check_head(self) -> None:
+        ids = torch.arange(2, device=self.device)[None]
+        hidden = self.inner.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        self.head.check(hidden, self.inner(input_ids=ids, use_cache=False).logits, self.config.model_type)

@@ -1,0 +1,74 @@
+"""From a decoder's states to log-probabilities of chosen tokens, without a vocabulary-sized tensor for a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cdpg.errors import UserError
+
+_LOGITS_AT_ONCE = 2**25
+"""Numbers in the largest ``[token, vocabulary]`` tensor that is held: 128 MB in float32."""
+
+
+class VocabularyHead:
+    """The last map of a model, ``logits = f(hidden)``: projection, scales, bias and soft cap as its family has them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
+        self._projection: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        self._bias: Tensor | None = getattr(model, "final_logits_bias", None)
+        scaled = getattr(config, "scale_decoder_outputs", False)
+        self._input_scale = float(config.d_model) ** -0.5 if scaled else 1.0
+        self._output_scale = float(getattr(config, "logit_scale", None) or 1.0)
+        self._output_scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+        self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Tokens of the vocabulary, and features of a state."""
+        rows, columns = self._projection.weight.shape  # type: ignore[misc, union-attr]
+        return rows, columns
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[..., feature]`` to ``[..., vocabulary]``."""
+        logits: Tensor = self._projection(hidden if self._input_scale == 1.0 else hidden * self._input_scale)
+        if self._bias is not None:
+            logits = logits + self._bias.view(-1)
+        if self._output_scale != 1.0:
+            logits = logits * self._output_scale
+        if self._soft_cap:
+            logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
+        return logits
+
+    def check(self, hidden: Tensor, logits: Tensor, family: str) -> None:
+        """Refuse a family whose own logits are not these: a silent difference would make every weight wrong."""
+        ours = self(hidden)
+        if ours.shape != logits.shape or not torch.allclose(ours, logits, rtol=1e-3, atol=1e-3):
+            raise UserError(
+                f"models of type {family!r} compute their logits in a way cdpg does not know, so their probabilities "
+                f"could not be trusted: use a model of another type"
+            )
+
+
+def chosen_log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
+    """``log softmax(head(hidden))[token]`` for ``[n, feature]`` states and ``[n]`` tokens, differentiable.
+
+    Large inputs go piece by piece, and the logits of a piece are computed again in the backward pass.
+    """
+    size = max(1, _LOGITS_AT_ONCE // vocabulary)
+    if len(tokens) <= size:
+        return _piece(head, hidden, tokens)
+    pieces = zip(hidden.split(size), tokens.split(size), strict=True)
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        return torch.cat([checkpoint(_piece, head, h, t, use_reentrant=False) for h, t in pieces])
+    return torch.cat([_piece(head, h, t) for h, t in pieces])
+
+
+def _piece(head: Callable[[Tensor], Tensor], hidden: Tensor, tokens: Tensor) -> Tensor:
+    logits = head(hidden)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1)

@@ -1,0 +1,145 @@
+"""A hub id, a folder or a loaded model, as a :class:`LanguageModel`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from cdpg.config import CDPGConfig
+from cdpg.errors import UserError
+from cdpg.models.causal import CausalModel
+from cdpg.models.seq2seq import Seq2SeqModel
+from cdpg.models.text import Codec
+from cdpg.models.transformer import TransformerModel, inner_model
+
+_NO_LIMIT = 10**9
+"""Tokenizers without a limit say so with an absurd number."""
+
+
+def load_model(
+    model: str | nn.Module,
+    config: CDPGConfig,
+    tokenizer: Any = None,
+    device: torch.device | None = None,
+    peft_config: Any = None,
+) -> TransformerModel:
+    """Load what ``model`` names, or wrap a model that is loaded already; weights in float32 or float64."""
+    device = device or choose_device(config)
+    check_precision(config, device)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
+    module = _load_weights(model, config, dtype) if isinstance(model, str) else model.to(dtype)
+    if tokenizer is None:
+        tokenizer = _load_tokenizer(name, config)
+    if peft_config is not None:
+        module = _with_adapters(module, peft_config)
+    return wrap_model(module.to(device), tokenizer, config)
+
+
+def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig) -> TransformerModel:
+    """A loaded module and its tokenizer as a language model."""
+    inner = inner_model(module)
+    seq2seq = bool(inner.config.is_encoder_decoder)
+    end_ids = _end_ids(inner, tokenizer)
+    codec = Codec(tokenizer, end_ids, _window(inner, tokenizer), seq2seq, config.long_contexts)
+    dtype = getattr(torch, config.dtype)
+    if not seq2seq:
+        return CausalModel(module, codec, dtype)
+    return Seq2SeqModel(module, codec, dtype, _decoder_prefix(inner, tokenizer, config))
+
+
+def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
+    try:
+        from peft import get_peft_model
+    except ImportError as error:
+        raise UserError("peft_config was given, but PEFT is not installed: pip install 'cdpg[peft]'") from error
+    return get_peft_model(module, peft_config)  # type: ignore[arg-type]
+
+
+def choose_device(config: CDPGConfig) -> torch.device:
+    """The device that was asked for, or the best there is."""
+    if config.device != "auto":
+        try:
+            device = torch.device(config.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"device is {config.device!r}, which cannot be used here: {error}") from error
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def check_precision(config: CDPGConfig, device: torch.device) -> None:
+    """Try bfloat16 on a CPU in a process of its own: where it is announced and unusable, it kills the process."""
+    if config.dtype != "bfloat16" or device.type != "cpu":
+        return
+    trial = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+    result = subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False)
+    if result.returncode != 0:
+        raise UserError(
+            f"dtype is 'bfloat16', but a bfloat16 product ends the process on this CPU (status {result.returncode}): "
+            f"use dtype: float32"
+        )
+
+
+def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Module:
+    try:
+        settings = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        kind: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
+        module: nn.Module = kind.from_pretrained(name, dtype=dtype, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot load the model {name!r}: {_first_line(error)}{_where_looked(name)}") from error
+    return module
+
+
+def _load_tokenizer(name: str, config: CDPGConfig) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"cannot load a tokenizer for {name!r}: {_first_line(error)}; pass it as processing_class"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _where_looked(name: str) -> str:
+    return "" if Path(name).is_dir() else "; expected a folder with config.json and weights, or a hub id"
+
+
+def _end_ids(inner: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a text by the word of the model, its generation settings or its tokenizer."""
+    ids: set[int] = set()
+    for owner in (getattr(inner, "generation_config", None), inner.config, tokenizer):
+        value = getattr(owner, "eos_token_id", None)
+        ids.update(value if isinstance(value, Iterable) else [] if value is None else [value])
+    return frozenset(ids)
+
+
+def _window(inner: Any, tokenizer: Any) -> int | None:
+    config = inner.config.get_text_config(encoder=True) if inner.config.is_encoder_decoder else inner.config
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    limits.append(getattr(tokenizer, "model_max_length", None))
+    known = [int(limit) for limit in limits if limit is not None and 0 < limit < _NO_LIMIT]
+    return min(known, default=None)
+
+
+def _decoder_prefix(inner: Any, tokenizer: Any, config: CDPGConfig) -> list[int]:
+    start = inner.config.decoder_start_token_id
+    if start is None:
+        start = getattr(inner.generation_config, "decoder_start_token_id", None)
+    if start is None:
+        start = inner.config.bos_token_id
+    if start is None:
+        raise UserError("the model has no decoder_start_token_id: set it in the model's config.json")
+    return [start, *tokenizer(config.decoder_prefix, add_special_tokens=False)["input_ids"]]

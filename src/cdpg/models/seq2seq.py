@@ -1,0 +1,74 @@
+"""Encoder-decoder models: T5, BART, Marian and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache
+
+from cdpg.contexts import Context
+from cdpg.errors import UserError
+from cdpg.models.base import Prompt
+from cdpg.models.text import Codec
+from cdpg.models.transformer import State, TransformerModel, pad
+
+
+class Seq2SeqModel(TransformerModel):
+    """The prefix is the encoder's output and the decoder's first tokens, which are given and not scored."""
+
+    def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, decoder_prefix: Sequence[int]) -> None:
+        self.decoder_prefix = tuple(decoder_prefix)
+        super().__init__(module, codec, dtype)
+
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+        window = getattr(self.config, "max_position_embeddings", None)
+        needed = len(self.decoder_prefix) + max_length
+        if window is not None and needed > window:
+            raise UserError(
+                f"max_completion_length is {max_length}, but the decoder's window is {window} tokens, "
+                f"{len(self.decoder_prefix)} of them taken by its first: lower max_completion_length"
+            )
+        return super().encode(contexts, max_length)
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> State:
+        ids, mask = pad(prompts, left=False, device=self.device)
+        encoded = self.inner.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        first = torch.tensor([self.decoder_prefix], device=self.device).expand(len(prompts), -1)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        hidden = self._decode(first, encoded, mask, cache)
+        return State(hidden[:, -1], cache, mask, mask.sum(dim=1))
+
+    def _extend(self, state: State, tokens: Tensor) -> Tensor:
+        state.steps += tokens.shape[1]
+        # The keys and values of the encoder's output are in the cache: only its shape is looked at from here on.
+        rows, positions = state.mask.shape
+        shape_only = state.hidden.new_zeros(1).expand(rows, positions, self._encoder_features)
+        return self._decode(tokens, shape_only, state.mask, state.cache)
+
+    def _decode(self, tokens: Tensor, encoded: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        output = self.inner.get_decoder()(
+            input_ids=tokens,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    @property
+    def _encoder_features(self) -> int:
+        features: int = self.inner.config.hidden_size
+        return features
+
+    def _check_head(self) -> None:
+        ids = torch.arange(2, device=self.device)[None]
+        decoder_ids = torch.tensor([[*self.decoder_prefix, 1]], device=self.device)
+        full = self.inner(input_ids=ids, decoder_input_ids=decoder_ids, use_cache=False)
+        hidden = self.inner.get_decoder()(
+            input_ids=decoder_ids, encoder_hidden_states=full.encoder_last_hidden_state, use_cache=False
+        ).last_hidden_state
+        self.head.check(hidden, full.logits, self.config.model_type)

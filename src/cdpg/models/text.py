@@ -1,0 +1,109 @@
+"""Between text and token ids, for any Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from cdpg.contexts import Context
+from cdpg.errors import UserError
+from cdpg.models.base import Prompt
+
+_ANCHOR = 8
+"""Prompt tokens decoded along with a completion, so that its first word keeps the space before it."""
+
+
+class Codec:
+    """Turns contexts into prompts that fit a model's window, and completions into text."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        end_ids: frozenset[int],
+        window: int | None,
+        seq2seq: bool,
+        long_contexts: Literal["refuse", "cut"] = "refuse",
+    ) -> None:
+        self.tokenizer, self.end_ids, self.window, self.seq2seq = tokenizer, end_ids, window, seq2seq
+        self.long_contexts = long_contexts
+
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+        """The prompts; a decoder-only model must fit ``max_length`` more tokens into the same window."""
+        room = None if self.window is None else self.window - (0 if self.seq2seq else max_length)
+        if room is not None and room < 1:
+            raise UserError(
+                f"max_completion_length is {max_length}, but the model's window is {self.window} tokens, prompt "
+                f"included: lower max_completion_length"
+            )
+        prompts = [self._fit(self._ids(context), room) for context in contexts]
+        self._refuse_long(contexts, prompts, room, max_length)
+        return prompts
+
+    def _refuse_long(
+        self, contexts: Sequence[Context], prompts: list[Prompt], room: int | None, max_length: int
+    ) -> None:
+        long = [i for i, prompt in enumerate(prompts) if room is not None and len(prompt) > room]
+        if not long:
+            return
+        others = f" (and {len(long) - 1:,} other rows)" if len(long) > 1 else ""
+        window = f"the model's window of {self.window} tokens"
+        limit = window if self.seq2seq else f"{room}, {window} less max_completion_length = {max_length}"
+        raise UserError(
+            f"row {contexts[long[0]].row}{others} does not fit: {len(prompts[long[0]])} tokens, at most {limit}; "
+            f"shorten it, or set long_contexts: cut"
+        )
+
+    def _fit(self, ids: list[int], room: int | None) -> Prompt:
+        if room is None or len(ids) <= room or self.long_contexts == "refuse":
+            return tuple(ids)
+        if not self.seq2seq:
+            return tuple(ids[-room:])  # what the completion follows is at the end
+        end = ids[-1:] if ids[-1] in self.end_ids else []  # an encoder expects its end token
+        return tuple(ids[: room - len(end)] + end)
+
+    def _ids(self, context: Context) -> list[int]:
+        if isinstance(context.prompt, str):
+            ids: list[int] = list(self.tokenizer(context.prompt)["input_ids"])
+            # Some tokenizers close every text with an end token: a decoder-only model would have nothing to add.
+            while not self.seq2seq and ids and ids[-1] in self.end_ids and not self._ends_itself(context.prompt):
+                ids.pop()
+        else:
+            ids = self._chat_ids(context)
+        if not ids:
+            start = self.tokenizer.bos_token_id
+            if start is None:
+                raise UserError(f"row {context.row}: the prompt is empty and the tokenizer has no start token")
+            ids = [start]
+        return ids
+
+    def _ends_itself(self, text: str) -> bool:
+        plain = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return bool(plain) and plain[-1] in self.end_ids
+
+    def _chat_ids(self, context: Context) -> list[int]:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise UserError(
+                f"row {context.row}: the prompt is a list of chat messages, but the tokenizer has no chat template: "
+                f"give prompts as text, or use a chat model"
+            )
+        messages = [dict(message) for message in context.prompt if not isinstance(message, str)]
+        answering = messages[-1]["role"] != "assistant"
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=answering, continue_final_message=not answering
+        )
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+        """The completion's text, such that the prompt's text and it read on."""
+        known = [token for token in tokens if token < len(self.tokenizer)]  # padded embeddings have tokens of no text
+        if self.seq2seq:
+            return self._text(known)
+        anchor = list(prompt[-_ANCHOR:])
+        before, text = self._text(anchor), self._text(anchor + known)
+        return text[len(before) :] if text.startswith(before) else self._text(known)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text

@@ -1,0 +1,171 @@
+"""What causal and seq2seq models share: a prompt is encoded once, then any number of rows go on from it.
+
+Both kinds are the same machine. A *prefix* (the prompt of a causal model; the encoder's output and the decoder's start
+token of a seq2seq model) is run once for each context and leaves a key-value cache. Rows select their context's
+cache and extend it: by one token at a time when sampling, by all their tokens at once when scoring, with or without
+gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdpg.contexts import Context
+from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
+from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.text import Codec
+
+
+@dataclass
+class State:
+    """Sequences under way."""
+
+    hidden: Tensor
+    """``[row, feature]``: predicts the next token."""
+    cache: Any
+    """Keys and values of everything before it."""
+    mask: Tensor
+    """``[row, position]``: which positions of the prefix are not padding."""
+    lengths: Tensor
+    """``[row]``: positions of the prefix that are not padding."""
+    steps: int = 0
+    """Tokens appended since the prefix, the same for every row."""
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order; a row may be taken several times."""
+        self.cache.batch_select_indices(rows)
+        self.hidden, self.mask, self.lengths = self.hidden[rows], self.mask[rows], self.lengths[rows]
+
+
+class TransformerModel(LanguageModel):
+    """A Hugging Face model with a language-model head, dropout off."""
+
+    def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype) -> None:
+        self.codec, self.end_ids, self.dtype = codec, codec.end_ids, dtype
+        self._attach(module)
+        with torch.no_grad():
+            self._check_head()
+
+    def _attach(self, module: nn.Module) -> None:
+        self.module = module.eval()
+        self.inner: Any = inner_model(module)
+        self.config = self.inner.config.get_text_config(decoder=True)
+        self.head = VocabularyHead(self.inner)
+        self.vocabulary, self.hidden_size = self.head.shape
+
+    @abstractmethod
+    def _prefill(self, prompts: Sequence[Prompt]) -> State:
+        """Run each prompt's prefix once."""
+
+    @abstractmethod
+    def _extend(self, state: State, tokens: Tensor) -> Tensor:
+        """Append ``[row, token]`` tokens; ``[row, token, feature]`` states that predict what follows each."""
+
+    @abstractmethod
+    def _check_head(self) -> None:
+        """Compare the head with the model's own logits."""
+
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+        return self.codec.encode(contexts, max_length)
+
+    def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+        return self.codec.decode(prompt, tokens)
+
+    def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
+        with self._precision():
+            state = self._prefill(prompts)
+        state.select(context)
+        return _TransformerDecoding(self, state)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with self._precision():
+            logits = self.head(hidden)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def score(self, prompts: Sequence[Prompt], rows: Rows) -> TokenScores:
+        rows = Rows(*(tensor.to(self.device) for tensor in (rows.context, rows.tokens, rows.lengths)))
+        mask = rows.mask
+        with self._precision():
+            state = self._prefill(prompts)
+            first = state.hidden[rows.context][:, None]
+            if rows.tokens.shape[1] > 1:
+                state.select(rows.context)
+                hidden = torch.cat([first, self._extend(state, rows.tokens[:, :-1])], dim=1)
+            else:
+                hidden = first
+            chosen = chosen_log_probs(self.head, hidden[mask], rows.tokens[mask], self.vocabulary)
+        log_probs = chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
+        return TokenScores(log_probs=log_probs, hidden=hidden, mask=mask)
+
+    def save(self, path: Path) -> None:
+        """A plain Hugging Face folder; adapters are merged into the weights, and kept beside them as well."""
+        module: Any = self.module
+        if self.has_adapters:
+            module.save_pretrained(path / "adapter")
+            module = copy.deepcopy(module).merge_and_unload()
+        module.save_pretrained(path)
+        self.codec.tokenizer.save_pretrained(path)
+
+    def frozen_copy(self) -> TransformerModel:
+        """The same model with weights of its own that nothing trains."""
+        twin = copy.copy(self)
+        module = copy.deepcopy(self.module).requires_grad_(False)
+        twin._attach(module)
+        return twin
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters are trained, so that the base is the same model with them switched off."""
+        return hasattr(self.module, "disable_adapter") and hasattr(self.module, "peft_config")
+
+    @property
+    def exact_sampling(self) -> bool:
+        return self.dtype in (torch.float32, torch.float64)
+
+    def as_base(self) -> AbstractContextManager[None]:
+        return self.module.disable_adapter() if self.has_adapters else nullcontext()  # type: ignore[operator]
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.exact_sampling:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+class _TransformerDecoding(Decoding):
+    def __init__(self, model: TransformerModel, state: State) -> None:
+        self.model, self.state = model, state
+        self.hidden = state.hidden
+
+    def advance(self, tokens: Tensor) -> None:
+        with self.model._precision():
+            self.hidden = self.state.hidden = self.model._extend(self.state, tokens[:, None])[:, -1]
+
+    def keep(self, rows: Tensor) -> None:
+        self.state.select(rows)
+        self.hidden = self.state.hidden
+
+
+def inner_model(module: nn.Module) -> Any:
+    """The Hugging Face model itself, out of the wrapper that adapters come in."""
+    return module.get_base_model() if hasattr(module, "peft_config") else module  # type: ignore[operator]
+
+
+def pad(sequences: Sequence[Sequence[int]], left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``[row, position]`` token ids and the mask of those that count; padding is token 0, which nothing attends to."""
+    width = max(len(sequence) for sequence in sequences)
+    ids = torch.zeros(len(sequences), width, dtype=torch.long)
+    mask = torch.zeros(len(sequences), width, dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        place = slice(width - len(sequence), width) if left else slice(0, len(sequence))
+        ids[row, place] = torch.tensor(sequence, dtype=torch.long)
+        mask[row, place] = 1
+    return ids.to(device), mask.to(device)

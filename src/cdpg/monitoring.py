@@ -1,0 +1,83 @@
+"""What an epoch leaves in ``metrics.jsonl`` and ``samples.jsonl``."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from torch import Tensor
+
+from cdpg.evaluation.divergence import kl_target_policy, mean_over_covered
+from cdpg.objectives.base import Epoch, Objective
+from cdpg.optimization import StepSummary
+from cdpg.partition import summarize_partition
+from cdpg.target import log_target
+from cdpg.uniforms import UniformStream
+
+
+def metrics_record(
+    epoch: Epoch, summary: StepSummary, objective: Objective, learning_rate: float, epsilon: float
+) -> dict[str, Any]:
+    """The epoch's line, without its times; means are over valid samples, zeros included."""
+    partition = summarize_partition(epoch.log_ratio, epoch.valid)
+    kl, _ = mean_over_covered(
+        kl_target_policy(log_target(epoch.log_a, epoch.b), epoch.log_q, epoch.valid, epsilon)
+    )
+    return {
+        "epoch": epoch.number,
+        "satisfaction": float(epoch.b[epoch.valid].mean()),
+        "coverage": partition.coverage,
+        "z_mean": partition.mean,
+        "z_nstd": partition.nstd,
+        "z_nstd_corrected": partition.nstd_corrected,
+        "ess": partition.ess,
+        "kl_target_policy": kl,
+        "length": float(epoch.lengths[epoch.valid].double().mean()),
+        "loss": summary.loss,
+        "grad_norm": summary.grad_norm,
+        "learning_rate": learning_rate,
+        "steps": summary.steps,
+        "steps_skipped": summary.skipped,
+        "steps_nonfinite": summary.nonfinite,
+        "tokens": int(epoch.lengths.sum()),
+        **objective.metrics(),
+    }
+
+
+def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
+    """A few of this process's samples, chosen anew each epoch, each with all that its weight was made of."""
+    samples = epoch.samples
+    total = samples.lengths.numel()
+    order = UniformStream(seed, "samples", epoch.number).permutation(total)[:count]
+    b, log_ratio, log_a, log_z = (
+        epoch.own(tensor)
+        for tensor in (epoch.b, epoch.log_ratio, epoch.log_a, epoch.log_z[:, None].expand_as(epoch.b))
+    )
+    log_q = samples.log_q.flatten()
+    records = []
+    for row in sorted(order.tolist()):
+        context, sample = divmod(row, samples.shape[1])
+        satisfied = bool(b[row] > 0)
+        records.append(
+            {
+                "epoch": epoch.number,
+                "row": samples.contexts[context].row,
+                "sample": sample,
+                "prompt": samples.contexts[context].prompt,
+                "completion": samples.texts[context][sample],
+                "b": _number(b[row]),
+                "log_q": _number(log_q[row]),
+                "log_a": _number(log_a[row]) if satisfied else None,
+                "log_z": _number(log_z[row]),
+                "log_ratio": _number(log_ratio[row]),
+                "tokens": int(samples.lengths.flatten()[row]),
+                "ended": bool(samples.ended.flatten()[row]),
+            }
+        )
+    return records
+
+
+def _number(value: Tensor) -> float | None:
+    """A finite number, or nothing."""
+    number = float(value)
+    return number if isfinite(number) else None

@@ -1,0 +1,24 @@
+"""The methods compared, each in a file of its own."""
+
+from __future__ import annotations
+
+from cdpg.config import CDPGConfig
+from cdpg.models.base import LanguageModel
+from cdpg.objectives.base import Credit, Epoch, Objective, WeightedObjective
+from cdpg.objectives.cdpg import CDPG
+from cdpg.objectives.dpg import DPG
+from cdpg.objectives.reinforce import Reinforce
+from cdpg.objectives.ziegler import Ziegler
+
+__all__ = ["CDPG", "DPG", "Credit", "Epoch", "Objective", "Reinforce", "WeightedObjective", "Ziegler", "make_objective"]
+
+
+def make_objective(config: CDPGConfig, policy: LanguageModel) -> Objective:
+    """The objective that ``method`` names."""
+    makers = {
+        "cdpg": lambda: CDPG(config.partition_epsilon),
+        "dpg": lambda: DPG(config.partition_epsilon),
+        "reinforce": Reinforce,
+        "ziegler": lambda: Ziegler(config, policy),
+    }
+    return makers[config.method]()

@@ -1,0 +1,118 @@
+"""The second half of an epoch: shuffled optimiser steps, each an exact gradient whatever the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cdpg.config import CDPGConfig
+from cdpg.models.base import LanguageModel
+from cdpg.objectives.base import Credit, Epoch, Objective
+from cdpg.parallel import Processes
+from cdpg.scoring import plan_passes, prompts_and_rows
+from cdpg.uniforms import UniformStream
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """What the optimiser did in an epoch."""
+
+    loss: float | None
+    """Mean loss of the steps taken; None when there was none."""
+    grad_norm: float | None
+    """Mean norm of their gradients, before clipping."""
+    steps: int
+    skipped: int
+    """Steps without a satisfying sample: not a bit of a parameter or a moment changes."""
+    nonfinite: int
+    """Steps whose gradient was not finite: skipped likewise."""
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> torch.optim.Adam:
+    """Adam without weight decay, fused where the device has it."""
+    fused = parameters[0].device.type in ("cpu", "cuda", "mps", "xpu")
+    return torch.optim.Adam(
+        parameters, lr=config.learning_rate, betas=config.adam_betas, eps=config.adam_epsilon, fused=fused
+    )
+
+
+def learning_rate(config: CDPGConfig, epoch: int) -> float:
+    """Rising linearly over the warm-up, then constant; epochs count from 1."""
+    return config.learning_rate * min(1.0, epoch / max(1, config.warmup))
+
+
+def accumulate(
+    policy: LanguageModel, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float, tokens_per_pass: int
+) -> float:
+    """Add the gradient of ``Σ loss / divisor`` over this process's flat rows; returns that sum."""
+    loss_sum = 0.0
+    for part in plan_passes(epoch.samples, rows, tokens_per_pass):
+        loss = credit.loss(part, policy.score(*prompts_and_rows(epoch.samples, part))) / divisor
+        loss.backward()  # type: ignore[no-untyped-call]
+        loss_sum += float(loss.detach())
+    return loss_sum
+
+
+@dataclass(frozen=True)
+class Updater:
+    """Takes an epoch's optimiser steps."""
+
+    policy: LanguageModel
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    parameters: Sequence[nn.Parameter]
+    config: CDPGConfig
+    processes: Processes
+
+    def update(self, epoch: Epoch) -> StepSummary:
+        """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
+
+        The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, epoch.number)
+        credit = self.objective.credit(epoch, self.policy)
+        samples = epoch.b.numel()
+        batch_size = self.config.batch_size or samples
+        divisor = credit.units * batch_size / samples
+        losses, norms, skipped, nonfinite = [], [], 0, 0
+        for batch in self._batches(epoch, batch_size):
+            if not credit.active[batch].any():
+                skipped += 1
+                continue
+            loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
+            if norm == norm and norm != float("inf"):
+                self.optimizer.step()
+                losses.append(loss)
+                norms.append(norm)
+            else:
+                nonfinite += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        steps = len(losses)
+        return StepSummary(
+            loss=sum(losses) / steps if steps else None,
+            grad_norm=sum(norms) / steps if steps else None,
+            steps=steps,
+            skipped=skipped,
+            nonfinite=nonfinite,
+        )
+
+    def _batches(self, epoch: Epoch, batch_size: int) -> Iterator[Tensor]:
+        """Flat rows of all processes, in shuffled batches."""
+        for number in range(self.objective.passes):
+            stream = UniformStream(self.config.seed, f"shuffle-{number}", epoch.number)
+            yield from torch.from_numpy(stream.permutation(epoch.b.numel())).split(batch_size)
+
+    def _gradient(self, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float) -> tuple[float, float]:
+        """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
+        self.optimizer.zero_grad(set_to_none=True)
+        first, count = epoch.first_context * epoch.b.shape[1], epoch.samples.lengths.numel()
+        own = rows[(rows >= first) & (rows < first + count)] - first
+        loss = accumulate(self.policy, credit, epoch, own, divisor, self.config.tokens_per_pass)
+        self.processes.sum_gradients(self.parameters)
+        loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
+        limit = self.config.max_grad_norm or float("inf")
+        return loss, float(nn.utils.clip_grad_norm_(self.parameters, limit, error_if_nonfinite=False))

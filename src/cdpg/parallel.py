@@ -1,0 +1,55 @@
+"""What several processes must agree on: a share of the contexts each, and sums over all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run, one or many."""
+
+    accelerator: Accelerator
+
+    @property
+    def count(self) -> int:
+        return self.accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    def share(self, total: int) -> range:
+        """This process's part of ``range(total)``; parts are consecutive and differ by at most one."""
+        index = self.accelerator.process_index
+        return range(index * total // self.count, (index + 1) * total // self.count)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, on every one of them."""
+        if self.count == 1:
+            return tensor
+        moved = tensor.to(self.accelerator.device)
+        summed: Tensor = self.accelerator.reduce(moved.clone(), reduction="sum")  # type: ignore[assignment]
+        return summed.to(tensor.device)
+
+    def join(self, own: Tensor, share: range, total: int) -> Tensor:
+        """Put every process's rows together, ``[share, …]`` to ``[total, …]``."""
+        whole = own.new_zeros(total, *own.shape[1:])
+        whole[share.start : share.stop] = own
+        return self.total(whole)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up the gradients of all processes; one that had nothing to differentiate contributes zeros."""
+        if self.count == 1:
+            return
+        for parameter in parameters:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.total(gradient)
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()

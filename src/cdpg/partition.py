@@ -1,0 +1,69 @@
+"""The partition function Z_c and what its estimate tells.
+
+Everything is a function of the importance ratio P_c(x)/q(x|c) of M samples for each of N contexts,
+``log_ratio[context, sample]``. Samples whose check failed are not ``valid`` and count nowhere; a context without any
+valid sample leaves every mean over contexts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
+    """log Ẑ_c with Ẑ_c = mean_j P_c(x_j)/q(x_j|c), ``[context]``; −∞ where no sample satisfies. Unbiased before the log."""
+    return log_ratio.masked_fill(~valid, float("-inf")).logsumexp(dim=1) - valid.sum(dim=1).log()
+
+
+def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
+    """P_c(x) / ((Z + ε) q(x|c)), ``[context, sample]``, for Z per context (``[context]``) or one for all (a scalar).
+
+    A context without a satisfying sample has weight 0 throughout: it stays in the mean.
+    """
+    z = log_z.exp() + epsilon
+    weight = log_ratio.exp() / (z[:, None] if z.dim() else z)
+    return weight.masked_fill(log_ratio == float("-inf"), 0.0)
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """What the partition estimates of some contexts say about the target."""
+
+    mean: float
+    """Mean of Ẑ_c over contexts."""
+    nstd: float | None
+    """std_c(Ẑ_c) / mean_c(Ẑ_c), raw: sampling noise inflates it."""
+    nstd_corrected: float | None
+    """The same with the within-context variance s²/M subtracted."""
+    coverage: float
+    """Share of contexts with at least one satisfying sample."""
+    ess: float | None
+    """Effective sample size (Σw)²/Σw² of the covered contexts, divided by the samples they had; their mean."""
+
+
+def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
+    """The figures of section 5 for ``[context, sample]`` ratios."""
+    judged = valid.any(dim=1)
+    ratio = log_ratio.exp().where(valid, torch.zeros_like(log_ratio))[judged]
+    valid = valid[judged]
+    if not len(ratio):
+        return PartitionSummary(mean=0.0, nstd=None, nstd_corrected=None, coverage=0.0, ess=None)
+    count = valid.sum(dim=1)
+    z = ratio.sum(dim=1) / count
+    covered = ratio.sum(dim=1) > 0
+    mean = float(z.mean())
+    variance = float(z.var(correction=0))
+    deviation = (ratio - z[:, None]).where(valid, torch.zeros_like(ratio))
+    noise = deviation.square().sum(dim=1) / (count - 1).clamp(min=1) / count
+    within = float(noise.mean())
+    ess = ratio[covered].sum(dim=1).square() / ratio[covered].square().sum(dim=1) / count[covered]
+    return PartitionSummary(
+        mean=mean,
+        nstd=variance**0.5 / mean if mean > 0 else None,
+        nstd_corrected=max(0.0, variance - within) ** 0.5 / mean if mean > 0 else None,
+        coverage=float(covered.double().mean()),
+        ess=float(ess.mean()) if len(ess) else None,
+    )

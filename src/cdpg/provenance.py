@@ -1,0 +1,66 @@
+"""Where a run came from, and whether it may be continued as it is now asked for."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from cdpg.config import CDPGConfig
+from cdpg.contexts import Context, fingerprint
+from cdpg.errors import UserError
+
+_PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
+_FREE = frozenset(
+    {"output_dir", "epochs", "save_every", "keep_checkpoints", "evaluate_every", "log_samples", "report_to"}
+    | {"trust_remote_code", "warmup_epochs"}
+)
+"""Settings that a resumed run may change without changing what it computes; the warm-up is compared as it works out."""
+
+
+def origin(model: str, constraints: Sequence[str], contexts: Sequence[Context], command: str | None) -> dict[str, Any]:
+    """All that a configuration does not say and a repetition needs."""
+    return {
+        "command": command,
+        "model": model,
+        "constraints": list(constraints),
+        "contexts": {"count": len(contexts), "sha256": fingerprint(contexts)},
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> None:
+    """Refuse to continue a run under settings, a model or data that would make it another one; all changes named."""
+    then = CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in vars(config)})
+    changes = [
+        f"{key} was {value!r} and is {getattr(config, key)!r}"
+        for key, value in vars(then).items()
+        if key not in _FREE and value != getattr(config, key)
+    ]
+    if then.warmup != config.warmup:
+        changes.append(f"the warm-up was {then.warmup} epochs and is {config.warmup}: set warmup_epochs")
+    before = state["origin"]
+    changes += [
+        f"the {key} changed from {before[key]!r} to {now[key]!r}"
+        for key in ("model", "constraints", "contexts", "threads")
+        if before[key] != now[key]
+    ]
+    if changes:
+        raise UserError(
+            f"this run cannot be continued as asked, because the result would be another: {'; '.join(changes)}. "
+            f"Give what it was started with, or start in another folder"
+        )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,35 @@
+"""Ends a run gently: the first signal lets the epoch finish, a second Ctrl-C ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+class GentleStop:
+    """While active, remembers the signal that asked the run to end; does nothing outside the main thread."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> GentleStop:
+        if threading.current_thread() is threading.main_thread():
+            for number in _CAUGHT:
+                self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
