@@ -63,10 +63,6 @@ def make_tokenizer(bos: bool = False, eos: bool = False, pad: str | None = "<pad
     return fast
 
 
-def _decoder(kind: type[PreTrainedModel], config: Any) -> Callable[[int], PreTrainedModel]:
-    return lambda vocabulary: kind(config(vocabulary))
-
-
 _IDS = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
 _BART = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -124,14 +120,18 @@ SEQ2SEQ: dict[str, Callable[[int], PreTrainedModel]] = {
 FAMILIES = {**CAUSAL, **SEQ2SEQ}
 
 
-def make_model(family: str, vocabulary: int = 300, seed: int = 0, spread: float = 4.0) -> PreTrainedModel:
-    """A random model whose distributions are far from uniform: a mistake in scoring must show."""
+def make_model(family: str, vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:
+    """A random model whose next-token distributions are far from uniform: a mistake in scoring must show."""
     torch.manual_seed(seed)
     model = FAMILIES[family](vocabulary)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 and "embed" not in name and "shared" not in name and "wte" not in name:
-                parameter.mul_(spread)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(max(1.0, 0.35 / float(parameter.std())))
+        if family == "t5_gated_untied":
+            model.lm_head.weight.mul_(0.4)  # it starts so large that rounding shows
+        if family == "t5":
+            model.shared.weight.mul_(3.0)  # tied: its logits are scaled down by √d_model
     return model.eval()
 
 

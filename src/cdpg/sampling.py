@@ -24,8 +24,8 @@ class StopRule(Protocol):
     watch: frozenset[str]
     """The verdict can only change when one of these characters is in the last two tokens; empty: at any token."""
 
-    def stopped(self, completion: str) -> bool:
-        """Whether the completion, as far as it goes, is to end here."""
+    def cut(self, completion: str) -> str | None:
+        """The text of a completion that is to end here, without what lies beyond its end; None while it may go on."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +83,18 @@ def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     distributed as what is recorded however large the vocabulary; a token of probability 0 is never drawn.
     """
     vocabulary = logits.shape[1]
-    peak = logits.max(dim=1, keepdim=True).values
-    weights = (logits - peak).exp_()
-    blocks = _block_sums(weights).double().cumsum(dim=1)  # [row, block]
-    total = blocks[:, -1]
-    goal = _below(uniforms.to(total) * total, total)
-    block = torch.searchsorted(blocks, goal[:, None], right=True)
-    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)[:, 0]
+    probabilities = logits.softmax(dim=1)
+    blocks = _block_sums(probabilities).double().cumsum(dim=1)  # [row, block]
+    total = blocks[:, -1:]
+    block, goal = _first_above(blocks, uniforms.to(total)[:, None] * total)
+    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
 
     members = block * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [row, token of the block]
-    inside = weights.gather(1, members.clamp(max=vocabulary - 1)).double()
-    inside = torch.where(members < vocabulary, inside, 0.0).cumsum(dim=1)
-    goal = _below(goal - before, inside[:, -1])
-    token = block * _BLOCK + torch.searchsorted(inside, goal[:, None], right=True)
-    log_probs = logits.gather(1, token).double() - peak.double() - total[:, None].log()
-    return token[:, 0], log_probs[:, 0]
+    inside = probabilities.gather(1, members.clamp(max=vocabulary - 1)).double()
+    inside = inside.masked_fill_(members >= vocabulary, 0.0)
+    place, _ = _first_above(inside.cumsum(dim=1), goal - before)
+    log_probs = inside.gather(1, place).log() - total.log()
+    return (block * _BLOCK + place)[:, 0], log_probs[:, 0]
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -108,9 +105,11 @@ def _block_sums(weights: Tensor) -> Tensor:
     return sums
 
 
-def _below(goal: Tensor, total: Tensor) -> Tensor:
-    """Rounding must not carry the goal past the last token that has any probability."""
-    return torch.minimum(goal, torch.nextafter(total, torch.zeros_like(total)))
+def _first_above(edges: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of ``[row, edge]`` cumulative sums above the goal; rounding cannot carry it past the last that rises."""
+    top = edges[:, -1:]
+    goal = torch.minimum(goal, torch.nextafter(top, torch.zeros_like(top)))
+    return torch.searchsorted(edges, goal, right=True), goal
 
 
 @torch.inference_mode()
@@ -131,17 +130,17 @@ def sample_chunks(
     """
     by_length = sorted(range(len(prompts)), key=lambda slot: len(prompts[slot]))
     rows = [slot * samples_per_context + sample for slot in by_length for sample in range(samples_per_context)]
-    for start in range(0, len(rows), rows_per_pass):
-        part = np.array(rows[start : start + rows_per_pass])
-        slots, index = np.unique(part // samples_per_context, return_inverse=True)
-        batch = _Batch(model, [prompts[slot] for slot in slots], index, max_length, stop)
-        slot_of_row, sample_of_row = part // samples_per_context + first_slot, part % samples_per_context
-        for position in range(max_length):
-            alive = batch.alive
-            drawn = uniforms.draw(slot_of_row[alive], sample_of_row[alive], position)
-            if not batch.step(torch.from_numpy(drawn), last=position + 1 == max_length):
-                break
-        yield batch.chunk(part)
+    with model.sampling(min(len(rows), rows_per_pass)):
+        for start in range(0, len(rows), rows_per_pass):
+            part = np.array(rows[start : start + rows_per_pass])
+            slots, index = np.unique(part // samples_per_context, return_inverse=True)
+            batch = _Batch(model, [prompts[slot] for slot in slots], index, max_length, stop)
+            slot_of_row, sample_of_row = part // samples_per_context + first_slot, part % samples_per_context
+            for position in range(max_length):
+                drawn = uniforms.draw(slot_of_row[batch.alive], sample_of_row[batch.alive], position)
+                if not batch.step(torch.from_numpy(drawn), last=position + 1 == max_length):
+                    break
+            yield batch.chunk(part)
 
 
 class _Batch:
@@ -168,27 +167,32 @@ class _Batch:
         for row, token, log_prob in zip(self.alive.tolist(), tokens.tolist(), log_q.tolist(), strict=True):
             self.tokens[row].append(token)
             self.log_q[row].append(log_prob)
-            self.ended[row] = token in self.model.end_ids or (self.stop is not None and self._stopped(row))
-        going_on = [i for i, row in enumerate(self.alive) if not self.ended[row]]
-        if last or not going_on:
+            self.ended[row] = token in self.model.end_ids or self._stopped(row)
+        living = [i for i, row in enumerate(self.alive) if not self.ended[row]]
+        if last or not living:
             return False
-        if len(going_on) < len(self.alive):
-            kept = torch.tensor(going_on, device=tokens.device)
-            self.alive, tokens = self.alive[going_on], tokens[kept]
+        if len(living) < len(self.alive):
+            kept = torch.tensor(_few_moves(living), device=tokens.device)
+            self.alive, tokens = self.alive[kept.cpu().numpy()], tokens[kept]
             self.decoding.keep(kept)
         self.decoding.advance(tokens)
         return True
 
     def _stopped(self, row: int) -> bool:
-        assert self.stop is not None
-        if self.stop.watch:
-            recent = self._text(row, self.tokens[row][-2:])
-            if not any(character in self.stop.watch for character in recent):
-                return False
-        return self.stop.stopped(self._text(row, self.tokens[row]))
+        if self.stop is None:
+            return False
+        if self.stop.watch and self.stop.watch.isdisjoint(self._text(row, self.tokens[row][-2:])):
+            return False
+        return self.stop.cut(self._text(row, self.tokens[row])) is not None
 
     def _text(self, row: int, tokens: Sequence[int]) -> str:
         return self.model.decode(self.prompts[self.context[row]], tokens)
+
+    def _final_text(self, row: int) -> str:
+        """What the constraint sees: the text, up to where the stop rule ended it."""
+        text = self._text(row, self.tokens[row])
+        cut = self.stop.cut(text) if self.stop is not None else None
+        return text if cut is None else cut
 
     def chunk(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Chunk:
         return Chunk(
@@ -196,8 +200,16 @@ class _Batch:
             tokens=tuple(map(tuple, self.tokens)),
             token_log_q=tuple(map(tuple, self.log_q)),
             ended=tuple(self.ended),
-            texts=tuple(self._text(row, tokens) for row, tokens in enumerate(self.tokens)),
+            texts=tuple(self._final_text(row) for row in range(len(self.tokens))),
         )
+
+
+def _few_moves(living: list[int]) -> list[int]:
+    """The living rows with as many as possible in their place: the last ones fill the gaps."""
+    count = len(living)
+    staying = {row for row in living if row < count}
+    movers = iter(row for row in living if row >= count)
+    return [row if row in staying else next(movers) for row in range(count)]
 
 
 def assemble(

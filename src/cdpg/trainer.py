@@ -17,7 +17,7 @@ from torch import nn
 
 from cdpg import provenance
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint, tidy
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
@@ -179,20 +179,19 @@ class CDPGTrainer:
     def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
         checkpoint = self._find_checkpoint(resume, progress)
-        if checkpoint is None:
-            if self.processes.is_main:
-                self.folder.require_fresh() if not resume else None
-                for file in (self._metrics, self._samples):
-                    file.truncate(0)
-        else:
+        if checkpoint is not None:
             provenance.check_resume(checkpoint.state, self.args, self._origin)
             self._trainable.restore(checkpoint)
-            if self.processes.is_main:
-                self._metrics.truncate(checkpoint.state["metrics_position"])
-                self._samples.truncate(checkpoint.state["samples_position"])
             progress.note(f"continuing after epoch {checkpoint.epoch}")
         if self.processes.is_main:
+            if not resume:
+                self.folder.require_fresh()
+            tidy(self.folder.checkpoints)
+            for name, file in (("metrics", self._metrics), ("samples", self._samples)):
+                file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self.args.to_mapping(), "origin": self._origin})
+        if checkpoint is not None and not isinstance(resume, bool):
+            self._save_checkpoint(checkpoint.epoch)  # the run is taken back: what came later goes
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=_tracker_config(self.args))
         self.processes.wait()
@@ -203,7 +202,13 @@ class CDPGTrainer:
             return None
         if isinstance(resume, (str, Path)):
             return load_checkpoint(Path(resume))
-        return latest_checkpoint(self.folder.checkpoints, progress.note)
+        checkpoint = latest_checkpoint(self.folder.checkpoints, progress.note)
+        if checkpoint is None and any(self.folder.checkpoints.glob("epoch-*")):
+            raise RunError(
+                f"no checkpoint in {str(self.folder.checkpoints)!r} is whole: start again in another folder, or remove "
+                f"them to start again in this one"
+            )
+        return checkpoint
 
     def _save_checkpoint(self, number: int) -> None:
         """Write what a resumed run needs; the logs reach the disk first."""
@@ -214,8 +219,7 @@ class CDPGTrainer:
                 "config": self.args.to_mapping(),
                 "origin": self._origin,
                 "objective": self.objective.state(),
-                "metrics_position": self._metrics.position(),
-                "samples_position": self._samples.position(),
+                "positions": {"metrics": self._metrics.position(), "samples": self._samples.position()},
             }
             tensors = self._trainable.tensors()
             save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)

@@ -112,6 +112,10 @@ class LanguageModel(ABC):
         """Whether log q recorded while sampling is as good as a re-scored one (not under reduced precision)."""
         return True
 
+    def sampling(self, rows: int) -> AbstractContextManager[None]:
+        """Within it nothing but sampling happens, ``rows`` rows side by side: the model may prepare for that."""
+        return nullcontext()
+
     def as_base(self) -> AbstractContextManager[None]:
         """Within it the model speaks as the base; only a model with adapters has two voices."""
         return nullcontext()

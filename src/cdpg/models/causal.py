@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from cdpg.models.base import Prompt
+from cdpg.models.cache import RowLayer, Shared
 from cdpg.models.transformer import State, TransformerModel, pad
 
 
@@ -38,6 +40,10 @@ class CausalModel(TransformerModel):
         )
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def _decoding_cache(self, prefix: Any, shared: Shared, capacity: int, share: bool) -> tuple[Any, list[RowLayer]]:
+        layers = [RowLayer(layer.keys, layer.values, shared, capacity, share) for layer in prefix.layers]
+        return Cache(layers=layers), layers
 
     def _check_head(self) -> None:
         ids = torch.arange(2, device=self.device)[None]

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache
 
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
+from cdpg.models.cache import PrefixLayer, RowLayer, Shared
 from cdpg.models.text import Codec
 from cdpg.models.transformer import State, TransformerModel, pad
 
@@ -47,6 +48,16 @@ class Seq2SeqModel(TransformerModel):
         rows, positions = state.mask.shape
         shape_only = state.hidden.new_zeros(1).expand(rows, positions, self._encoder_features)
         return self._decode(tokens, shape_only, state.mask, state.cache)
+
+    def _decoding_cache(self, prefix: Any, shared: Shared, capacity: int, share: bool) -> tuple[Any, list[RowLayer]]:
+        """The encoder's keys and values are shared; the decoder's first tokens are few, and copied to each row."""
+        own = Shared(shared.groups, None)
+        layers = [RowLayer(x.keys, x.values, own, capacity, share=False) for x in prefix.self_attention_cache.layers]
+        cross: list[Any] = [PrefixLayer(x.keys, x.values, shared) for x in prefix.cross_attention_cache.layers]
+        if not share:
+            cross = [RowLayer(x.keys, x.values, shared, 0, share=False) for x in prefix.cross_attention_cache.layers]
+        cache = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
+        return cache, layers if share else [*layers, *cross]
 
     def _decode(self, tokens: Tensor, encoded: Tensor, mask: Tensor, cache: Any) -> Tensor:
         output = self.inner.get_decoder()(

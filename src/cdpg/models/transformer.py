@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from cdpg.contexts import Context
+from cdpg.models import attention
+from cdpg.models.attention import Unsupported
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
+from cdpg.models.cache import RowLayer, Shared
 from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.linear import packed_weights
 from cdpg.models.text import Codec
 
 
@@ -43,6 +47,10 @@ class State:
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may be taken several times."""
         self.cache.batch_select_indices(rows)
+        self.take(rows)
+
+    def take(self, rows: Tensor) -> None:
+        """The same for all but the cache."""
         self.hidden, self.mask, self.lengths = self.hidden[rows], self.mask[rows], self.lengths[rows]
 
 
@@ -52,13 +60,15 @@ class TransformerModel(LanguageModel):
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype) -> None:
         self.codec, self.end_ids, self.dtype = codec, codec.end_ids, dtype
         self._attach(module)
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             self._check_head()
+            self._shares = self._sharing_works()
 
     def _attach(self, module: nn.Module) -> None:
         self.module = module.eval()
         self.inner: Any = inner_model(module)
         self.config = self.inner.config.get_text_config(decoder=True)
+        self._configs = list({id(m.config): m.config for m in self.inner.modules() if hasattr(m, "config")}.values())
         self.head = VocabularyHead(self.inner)
         self.vocabulary, self.hidden_size = self.head.shape
 
@@ -69,6 +79,10 @@ class TransformerModel(LanguageModel):
     @abstractmethod
     def _extend(self, state: State, tokens: Tensor) -> Tensor:
         """Append ``[row, token]`` tokens; ``[row, token, feature]`` states that predict what follows each."""
+
+    @abstractmethod
+    def _decoding_cache(self, prefix: Any, shared: Shared, capacity: int, share: bool) -> tuple[Any, list[RowLayer]]:
+        """A cache for rows that go on from a prefix's, and its layers that grow with the rows."""
 
     @abstractmethod
     def _check_head(self) -> None:
@@ -83,8 +97,10 @@ class TransformerModel(LanguageModel):
     def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
         with self._precision():
             state = self._prefill(prompts)
-        state.select(context)
-        return _TransformerDecoding(self, state)
+        return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
+
+    def sampling(self, rows: int) -> AbstractContextManager[None]:
+        return packed_weights(self.module, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
@@ -134,6 +150,37 @@ class TransformerModel(LanguageModel):
     def as_base(self) -> AbstractContextManager[None]:
         return self.module.disable_adapter() if self.has_adapters else nullcontext()  # type: ignore[operator]
 
+    @contextmanager
+    def _attention(self, share: bool) -> Iterator[None]:
+        """Within it the model attends through the shared cache."""
+        before = [config._attn_implementation for config in self._configs] if share else []
+        try:
+            for config in self._configs if share else ():
+                config._attn_implementation = attention.NAME
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=False):
+                config._attn_implementation = name
+
+    def _can_share(self, state: State, max_length: int) -> bool:
+        """Whether the prompt's cache may stay where it is: not once a sliding window would leave part of it behind."""
+        window = getattr(self.config, "sliding_window", None)
+        return self._shares and (window is None or state.mask.shape[1] + max_length < window)
+
+    def _sharing_works(self) -> bool:
+        """Try the shared attention beside the model's own, on two prompts of different length."""
+        prompts, context = [(0, 1), (1,)], torch.tensor([0, 1, 1], device=self.device)
+        ends = []
+        for share in (False, True):
+            decoding = _TransformerDecoding(self, self._prefill(prompts), context, 2, share)
+            try:
+                decoding.advance(torch.zeros_like(context))
+                decoding.advance(torch.zeros_like(context))
+            except (Unsupported, RuntimeError, ValueError, KeyError, AttributeError):
+                return False
+            ends.append(decoding.hidden)
+        return torch.allclose(ends[0], ends[1], rtol=1e-3, atol=1e-4)
+
     def _precision(self) -> AbstractContextManager[Any]:
         if self.exact_sampling:
             return nullcontext()
@@ -141,16 +188,26 @@ class TransformerModel(LanguageModel):
 
 
 class _TransformerDecoding(Decoding):
-    def __init__(self, model: TransformerModel, state: State) -> None:
-        self.model, self.state = model, state
-        self.hidden = state.hidden
+    """Steps of sampling: caches written in place, the prompt's shared where the model's attention allows it."""
+
+    def __init__(
+        self, model: TransformerModel, prefix: State, context: Tensor, max_length: int, share: bool
+    ) -> None:
+        self.model, self.share = model, share
+        self.shared = Shared.of(context, prefix.mask)
+        cache, self.layers = model._decoding_cache(prefix.cache, self.shared, max_length, share)
+        self.state = State(prefix.hidden[context], cache, prefix.mask[context], prefix.lengths[context])
+        self.hidden = self.state.hidden
 
     def advance(self, tokens: Tensor) -> None:
-        with self.model._precision():
+        with self.model._precision(), self.model._attention(self.share):
             self.hidden = self.state.hidden = self.model._extend(self.state, tokens[:, None])[:, -1]
 
     def keep(self, rows: Tensor) -> None:
-        self.state.select(rows)
+        for layer in self.layers:
+            layer.keep(rows)
+        self.shared.keep(rows)
+        self.state.take(rows)
         self.hidden = self.state.hidden
 
 

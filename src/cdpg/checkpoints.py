@@ -1,0 +1,315 @@
+"""Checkpoints that are either whole or not there: written aside, synced, renamed, and verified when read.
+
+A checkpoint is a folder ``epoch-000123`` of safetensors files, ``state.json`` and ``manifest.json``, which holds the
+size and SHA-256 of the others and a checksum of itself. Names that start with a dot are steps on the way:
+
+- ``.writing-…``: not finished; removed by the next save.
+- ``.replaced-…``: whole, moved aside while a new one of the same epoch takes its name; used if that one is missing.
+- ``.removing-…``: given up; removed by the next save.
+
+A folder has one writer at a time (see ``RunFolder``); any number of readers may look on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from cdpg.errors import RunError
+
+FORMAT = 1
+"""Version of the layout; a checkpoint of another version is not read."""
+
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+"""Named tensors by file stem: ``{"model": {"weight": ...}, "optimizer": ...}``."""
+
+_MANIFEST = "manifest.json"
+_STATE = "state.json"
+_SUFFIX = ".safetensors"
+_STEM = re.compile(r"[A-Za-z0-9_-]+")
+_READABLE = re.compile(r"(\.replaced-)?epoch-(\d{6,})")
+_CHUNK = 1 << 20
+
+
+class CorruptCheckpoint(RunError):
+    """A checkpoint is not what was written: the message names the file and what is wrong with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint."""
+
+    path: Path
+    epoch: int
+    tensors: Tensors
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[str, Any], keep: int) -> Path:
+    """Write ``folder/epoch-<epoch>``, then remove all but the ``keep`` latest.
+
+    ``state`` is plain JSON with text keys. Checkpoints of later epochs belong to a run that was taken back to an
+    earlier one: they go too. Whatever fails, the checkpoints that were there before stay.
+    """
+    if epoch < 0 or keep < 1:
+        raise ValueError(f"epoch must be at least 0 and keep at least 1, not {epoch} and {keep}")
+    files = {_tensor_file(stem): _saveable(stem, named) for stem, named in tensors.items()}
+    state_json = _encode_state(state)
+    final = folder / f"epoch-{epoch:06d}"
+    writing = folder / f".writing-{final.name}-{os.getpid()}"
+    try:
+        _make_folder(folder)
+        tidy(folder)
+        _make_folder(writing)
+        _write_files(writing, epoch, files, state_json)
+        _publish(writing, final)
+    except OSError as error:
+        tidy(folder)
+        raise RunError(
+            f"cannot write the checkpoint of epoch {epoch} in {str(folder)!r}: {error.strerror or error}; "
+            "the earlier checkpoints are intact: free some space or make the folder writable, then resume the run"
+        ) from error
+    except BaseException:
+        tidy(folder)
+        raise
+    _prune(folder, epoch, keep)
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read the checkpoint in folder ``path``, every byte of it verified; ``CorruptCheckpoint`` if it is not whole."""
+    manifest = _read_manifest(path / _MANIFEST)
+    for name, expected in manifest["files"].items():
+        _verify(path / name, expected)
+    try:
+        tensors = {
+            name.removesuffix(_SUFFIX): load_file(path / name) for name in manifest["files"] if name.endswith(_SUFFIX)
+        }
+        state = json.loads((path / _STATE).read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CorruptCheckpoint(f"the checkpoint {str(path)!r} cannot be read: {error}") from error
+    return Checkpoint(path, manifest["epoch"], tensors, state)
+
+
+def latest_checkpoint(folder: Path, notify: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies, ``None`` if there is none; those skipped are told to ``notify``.
+
+    Changes nothing in the folder, so it is safe beside a run that is writing there.
+    """
+    for path in reversed(_checkpoints(folder)):
+        try:
+            return load_checkpoint(path)
+        except CorruptCheckpoint as error:
+            notify(f"a damaged checkpoint is skipped: {error}")
+    return None
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed writer left behind, as far as possible. For the folder's writer only."""
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith((".writing-", ".removing-", ".replaced-")):
+                _clear_up(path)
+
+
+# --- writing ---
+
+
+def _write_files(folder: Path, epoch: int, files: Tensors, state_json: bytes) -> None:
+    """All files of a checkpoint, each on the disk when this returns, the manifest last."""
+    for name, named in files.items():
+        _write_tensors(folder / name, named)
+        _sync(folder / name)
+    _write_bytes(folder / _STATE, state_json)
+    _sync(folder / _STATE)
+    described = {name: _describe(folder / name) for name in sorted([*files, _STATE])}
+    _write_bytes(folder / _MANIFEST, _manifest_bytes({"format": FORMAT, "epoch": epoch, "files": described}))
+    _sync(folder / _MANIFEST)
+    _sync(folder)
+
+
+def _publish(writing: Path, final: Path) -> None:
+    """Give a written checkpoint its name. At every moment one of that epoch, if there was one, can be found."""
+    if final.exists():
+        _rename(final, final.with_name(f".replaced-{final.name}"))
+    _rename(writing, final)
+    _sync(final.parent)
+
+
+def _prune(folder: Path, epoch: int, keep: int) -> None:
+    """Keep ``epoch`` and the ``keep - 1`` before it. A failure here is no reason to stop: the checkpoint is written."""
+    tidy(folder)
+    found = _checkpoints(folder)
+    earlier = [path for path in found if _epoch_of(path) < epoch]
+    later = [path for path in found if _epoch_of(path) > epoch]
+    for path in later + earlier[: max(0, len(earlier) - (keep - 1))]:
+        _discard(path)
+
+
+def _clear_up(path: Path) -> None:
+    """Finish or undo the step that ``path``'s name stands for."""
+    original = path.with_name(path.name.removeprefix(".replaced-"))
+    if original == path:
+        with contextlib.suppress(OSError):
+            _remove_tree(path)
+    elif original.exists():
+        _discard(path)
+    else:
+        with contextlib.suppress(OSError):
+            _rename(path, original)
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint, renamed first: a kill half-way leaves nothing that could be taken for a whole one."""
+    removing = path.with_name(f".removing-{path.name}")
+    with contextlib.suppress(OSError):
+        _rename(path, removing)
+        _remove_tree(removing)
+
+
+def _tensor_file(stem: str) -> str:
+    if not _STEM.fullmatch(stem):
+        raise ValueError(f"a tensor file's stem is made of letters, digits, '_' and '-', not {stem!r}")
+    return stem + _SUFFIX
+
+
+def _saveable(stem: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors on the CPU, contiguous, finite, no two sharing memory (the format has no notion of a tie)."""
+    result: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in named.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise RunError(f"{name!r} in {stem!r} holds NaN or infinite values: no checkpoint was written")
+        saveable = tensor.detach().cpu().contiguous()
+        if saveable.untyped_storage().data_ptr() in storages:
+            saveable = saveable.clone()
+        storages.add(saveable.untyped_storage().data_ptr())
+        result[name] = saveable
+    return result
+
+
+def _encode_state(state: Mapping[str, Any]) -> bytes:
+    """Strict JSON; Python writes the shortest text that reads back as the same float."""
+    try:
+        return json.dumps(dict(state), allow_nan=False, indent=1).encode("ascii")
+    except ValueError as error:
+        raise RunError(
+            f"the run's state holds NaN or an infinite value: no checkpoint was written ({error})"
+        ) from error
+
+
+# --- verifying ---
+
+
+def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
+    """The manifest's one spelling, its own checksum included, so that no other byte string passes for it."""
+    checksum = hashlib.sha256(_canonical(content)).hexdigest()
+    return _canonical({**content, "sha256": checksum})
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, indent=1).encode("ascii")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest without its checksum."""
+    try:
+        raw = path.read_bytes()
+        content = json.loads(raw)
+        del content["sha256"]
+        whole = _manifest_bytes(content) == raw
+    except OSError as error:
+        raise CorruptCheckpoint(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{str(path)!r} is damaged: it is not a checkpoint's manifest") from error
+    if not whole:
+        raise CorruptCheckpoint(f"{str(path)!r} is damaged: its content does not match its checksum")
+    if content.get("format") != FORMAT:
+        raise CorruptCheckpoint(f"{str(path)!r} has format {content.get('format')!r}; this version reads {FORMAT}")
+    return dict(content)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, read in pieces."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _verify(path: Path, expected: Mapping[str, Any]) -> None:
+    try:
+        found = _describe(path)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+    if found["size"] != expected["size"]:
+        raise CorruptCheckpoint(f"{str(path)!r} is damaged: {found['size']} bytes, {expected['size']} were written")
+    if found["sha256"] != expected["sha256"]:
+        raise CorruptCheckpoint(f"{str(path)!r} is damaged: its content does not match its checksum")
+
+
+# --- finding ---
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints by epoch, the oldest first; one moved aside comes before the one that took its name."""
+    try:
+        found = [path for path in folder.iterdir() if _READABLE.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"cannot look for checkpoints in {str(folder)!r}: {error.strerror or error}") from error
+    return sorted(found, key=lambda path: (_epoch_of(path), not path.name.startswith(".")))
+
+
+def _epoch_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+# --- the file system: every change goes through one of these ---
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _write_tensors(path: Path, named: Mapping[str, torch.Tensor]) -> None:
+    try:
+        save_file(dict(named), path)
+    except SafetensorError as error:  # the library's name for a full disk
+        raise OSError(str(error)) from error
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename(source: Path, target: Path) -> None:
+    os.rename(source, target)
+
+
+def _remove_tree(path: Path) -> None:
+    shutil.rmtree(path)

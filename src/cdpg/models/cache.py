@@ -1,0 +1,147 @@
+"""Key-value caches for decoding: what a context's samples have in common is stored once.
+
+Axes: C contexts, R rows (samples of all contexts), P positions of a prompt, T positions of a row's own, K key-value
+heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows continue which context, laid out so that the rows of a context can meet its prompt in one product."""
+
+    context: Tensor
+    """``[R]``: the context of each row."""
+    count: int
+    """Contexts."""
+    slots: Tensor | None
+    """``[C · width]``: the row in each slot, any row where a slot is empty; None when rows lie in the slots' order."""
+    place: Tensor | None
+    """``[R]``: the slot of each row."""
+
+    @classmethod
+    def of(cls, context: Tensor, count: int) -> Groups:
+        sizes = torch.bincount(context, minlength=count)
+        width = int(sizes.max())
+        order = torch.argsort(context, stable=True)
+        rows = torch.arange(len(context), device=context.device)
+        if len(context) == count * width and bool((order == rows).all()):
+            return cls(context, count, None, None)
+        first = sizes.cumsum(dim=0) - sizes
+        place = torch.empty_like(context)
+        place[order] = context[order] * width + rows - first[context[order]]
+        slots = torch.zeros(count * width, dtype=torch.long, device=context.device)
+        slots[place] = rows
+        return cls(context, count, slots, place)
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """``[R, …]`` to ``[C, width, …]``."""
+        full = rows if self.slots is None else rows.index_select(0, self.slots)
+        return full.unflatten(0, (self.count, -1))
+
+    def collect(self, spread: Tensor) -> Tensor:
+        """``[C, width, …]`` back to ``[R, …]``."""
+        flat = spread.flatten(0, 1)
+        return flat if self.place is None else flat.index_select(0, self.place)
+
+
+@dataclass
+class Shared:
+    """What all layers need to know of the rows; it changes when rows leave."""
+
+    groups: Groups
+    log_mask: Tensor | None
+    """``[C, 1, 1, P]``: 0 at the prompt's tokens, −∞ at its padding; None when there is no padding."""
+
+    @classmethod
+    def of(cls, context: Tensor, mask: Tensor) -> Shared:
+        padded = not bool(mask.all())
+        log_mask = torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, float("-inf"))[:, None, None]
+        return cls(Groups.of(context, len(mask)), log_mask if padded else None)
+
+    def keep(self, rows: Tensor) -> None:
+        self.groups = Groups.of(self.groups.context[rows], self.groups.count)
+
+
+class PrefixLayer(CacheLayerMixin):
+    """Keys and values of the prompts, ``[C, K, P, D]``; full, and the same for all rows of a context."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, shared: Shared) -> None:
+        super().__init__()
+        self.keys, self.values, self.shared, self.is_initialized = keys, values, shared, True
+        keys.cdpg_layer = self  # type: ignore[attr-defined]  # how the attention finds it
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("a prompt's cache takes no further positions")
+
+    def get_seq_length(self) -> int:
+        return int(self.keys.shape[-2])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length(), 0
+
+    def get_max_length(self) -> int:
+        return self.get_seq_length()
+
+
+class RowLayer(CacheLayerMixin):
+    """Keys and values of each row's own positions, ``[R, K, capacity, D]``, written in place.
+
+    With ``share`` the prompt stays where it is, once a context, and the attention looks at it there; without, for a
+    model whose attention is its own, the prompt is copied to the front of every row.
+    """
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, shared: Shared, capacity: int, share: bool) -> None:
+        super().__init__()
+        self.shared = shared
+        self.prefix = PrefixLayer(keys, values, shared) if share else None
+        context, prompt = shared.groups.context, keys.shape[2]
+        self.length = 0 if share else prompt
+        size = (len(context), keys.shape[1], self.length + capacity)
+        self.keys, self.values = keys.new_empty(*size, keys.shape[3]), values.new_empty(*size, values.shape[3])
+        if not share:
+            self.keys[:, :, :prompt], self.values[:, :, :prompt] = keys[context], values[context]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The buffers are there from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        end = self.length + key_states.shape[-2]
+        self.keys[:, :, self.length : end], self.values[:, :, self.length : end] = key_states, value_states
+        self.length = end
+        keys = self.keys[:, :, :end]
+        keys.cdpg_layer = self  # type: ignore[attr-defined]
+        return keys, self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        return self.length + (0 if self.prefix is None else self.prefix.get_seq_length())
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows: only those that change their place are copied."""
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+        for buffer in (self.keys, self.values):
+            if len(moved):
+                buffer[moved, :, : self.length] = buffer[rows[moved], :, : self.length]
+        self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]

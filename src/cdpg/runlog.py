@@ -1,0 +1,269 @@
+"""A run's folder and the files in it: strict JSON, one record a line, nothing half-written taken for whole."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import yaml
+
+from cdpg.errors import RunError, UserError
+
+_UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Legal in a JSON string but escaped: they have no UTF-8 form, break lines, or steer a terminal that shows the file."""
+
+
+class RunFolder:
+    """Names of a run's files. As a context manager it creates the folder and holds it against a second run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    @property
+    def config(self) -> Path:
+        """Everything needed to repeat the run."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """A line an epoch."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Some of each epoch's samples, a line each."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def evaluation(self) -> Path:
+        """Metrics of the base and of the tuned model on held-out contexts."""
+        return self.path / "evaluation.json"
+
+    @property
+    def model(self) -> Path:
+        """The tuned model, a plain Hugging Face folder."""
+        return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    def holds_run(self) -> bool:
+        """Whether a run has left metrics or a checkpoint here."""
+        has_metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        return has_metrics or any(self.checkpoints.glob("epoch-*"))
+
+    def require_fresh(self) -> None:
+        """Refuse a folder that holds a run already; for a run that does not resume one."""
+        if self.holds_run():
+            raise UserError(
+                f"the folder {str(self.path)!r} holds a run already: continue it with --resume, "
+                "or choose another folder with --output-dir"
+            )
+
+    def __enter__(self) -> RunFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path / ".lock")
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"the output folder {str(self.path)!r} is a file, or lies below one") from error
+        except OSError as error:
+            raise UserError(
+                f"cannot write in the output folder {str(self.path)!r}: {error.strerror or error}; "
+                "make it writable, or choose another with --output-dir"
+            ) from error
+        # A forked worker that outlives a killed run must not go on holding the lock.
+        os.register_at_fork(after_in_child=self._let_go)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # the lock is free once every process that shares it has closed it
+            self._lock = None
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the lock until it is closed or the process dies, or a UserError naming who has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace")
+        os.close(descriptor)
+        who = f"process {holder}" if holder.isdigit() else "another process"
+        raise UserError(
+            f"the folder {str(path.parent)!r} is in use by another run ({who}): "
+            "wait until it ends, or choose another folder with --output-dir"
+        ) from error
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonlFile:
+    """An append-only file of records, one line of strict JSON each; nothing is kept open between calls."""
+
+    path: Path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line, ``epoch`` first and the other keys sorted; a line that does not fit the disk is taken back."""
+        line = encode(_ordered(record)) + b"\n"
+        start = self.position()
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, start)
+            raise _cannot_write(self.path, error) from error
+
+    def position(self) -> int:
+        """Length in bytes; 0 if there is no file yet."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def truncate(self, position: int) -> None:
+        """Cut what came after ``position``, which a checkpoint recorded, so that no line is missing or doubled."""
+        size = self.position()
+        if size < position or not self._line_ends_at(position):
+            raise RunError(
+                f"{str(self.path)!r} was changed since the checkpoint was written: it had {position} bytes of whole "
+                f"lines then, and does not now (it has {size}): restore the file, or start a new run in another folder"
+            )
+        if size == position:
+            return
+        try:
+            os.truncate(self.path, position)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk; called before a checkpoint that records the position."""
+        if not self.path.exists():
+            return
+        try:
+            _sync(self.path)
+            _sync(self.path.parent)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+    def _line_ends_at(self, position: int) -> bool:
+        if position == 0:
+            return True
+        with self.path.open("rb") as file:
+            file.seek(position - 1)
+            return file.read(1) == b"\n"
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file; a last line cut short by a killed writer is left out, anything else is a UserError."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    record = json.loads(line, parse_constant=_refuse_constant)
+                except (ValueError, RecursionError) as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise UserError(f"line {number} of {str(path)!r} is not valid JSON: {error}") from error
+                if not isinstance(record, dict):
+                    kind = type(record).__name__
+                    raise UserError(f"line {number} of {str(path)!r} must hold a JSON object, not a {kind}")
+                yield record
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write ``obj`` as indented JSON, whole or not at all; NaN and infinities become null."""
+    _write_atomically(path, encode(obj, indent=2) + b"\n")
+
+
+def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
+    """Write ``mapping`` as YAML that safe loading reads back, whole or not at all; NaN and infinities become null."""
+    # In ASCII: the library writes some characters, such as U+0085, so that it cannot read them back.
+    text = yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=False)
+    _write_atomically(path, text.encode("ascii"))
+
+
+def encode(obj: Any, indent: int | None = None) -> bytes:
+    """Strict JSON in UTF-8: null for NaN and infinities, escapes for lone surrogates and control characters."""
+    text = json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False, indent=indent)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode("utf-8")
+
+
+def _plain(obj: Any) -> Any:
+    """``obj`` in the types of JSON, without what JSON cannot say."""
+    if isinstance(obj, float):
+        return float(obj) if math.isfinite(obj) else None
+    if isinstance(obj, Mapping):
+        return {str(key): _plain(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [_plain(item) for item in obj]
+    return obj
+
+
+def _ordered(value: Any) -> Any:
+    """The same order of keys however the record was put together: ``epoch`` first, the others by name."""
+    if isinstance(value, Mapping):
+        return {key: _ordered(value[key]) for key in sorted(value, key=lambda key: (key != "epoch", str(key)))}
+    if isinstance(value, (list, tuple)):
+        return [_ordered(item) for item in value]
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Readers see the old content or the new, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise _cannot_write(path, error) from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space or make it writable")

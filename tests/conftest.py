@@ -1,0 +1,54 @@
+"""What holds for every test: no network, one thread, the same random numbers each time."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+# Set before anything imports these libraries, and inherited by the processes that tests start. One thread, also
+# without xdist: the order of a sum, and so the last bits of a result, must not depend on how the tests are run.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    MPLBACKEND="agg",
+)
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# A slow machine is no failure, and a failure must come back when the test is run again.
+settings.register_profile("cdpg", deadline=None, derandomize=True)
+settings.load_profile("cdpg")
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _global_torch_state_left_alone() -> Iterator[None]:
+    """The program promises to set no global torch flag; a test that does would also disturb its neighbours."""
+
+    def state() -> tuple[object, ...]:
+        return (
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    before = state()
+    yield
+    assert state() == before, "a global torch flag was changed"

@@ -1,0 +1,134 @@
+"""Partition, divergences and their summaries against exact values."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from enumeration import Universe, contexts_of, tabular
+from torch import Tensor
+
+from cdpg.evaluation.divergence import kl_policy_base, kl_target_policy, mean_over_covered
+from cdpg.partition import log_partition, summarize_partition, weights
+from cdpg.target import log_target
+
+
+def all_valid(tensor: Tensor) -> Tensor:
+    return torch.ones_like(tensor, dtype=torch.bool)
+
+
+class World:
+    """A policy whose probabilities are multiples of 1/64, a base, and a constraint."""
+
+    def __init__(self) -> None:
+        self.policy, self.base = tabular(seed=1), tabular(seed=2)
+        with torch.no_grad():
+            self.policy.table.zero_()
+        self.universe = Universe.of(self.policy, contexts_of(3))
+        self.log_pi, self.log_a = self.universe.log_prob(self.policy), self.universe.log_prob(self.base)
+        self.b = self.universe.satisfied(lambda prompt, text: "a" in text)
+        self.log_target = log_target(self.log_a, self.b)
+        self.log_z = self.log_target.logsumexp(dim=1)
+
+    def exact_kl_target_policy(self) -> Tensor:
+        ideal = (self.log_target - self.log_z[:, None]).exp()
+        gap = (self.log_target - self.log_z[:, None] - self.log_pi).masked_fill(self.b == 0, 0.0)
+        return (ideal * gap).sum(dim=1)
+
+    def exact_kl_policy_base(self) -> Tensor:
+        return (self.log_pi.exp() * (self.log_pi - self.log_a)).sum(dim=1)
+
+
+def test_kl_estimators_equal_the_truth_on_a_sample_that_mirrors_the_policy() -> None:
+    """64 samples in which every outcome occurs exactly as often as it is probable: both estimators are consistent."""
+    world = World()
+    counts = (world.log_pi[0].exp() * 64).round().long()
+    assert counts.sum() == 64
+    index = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    log_p, log_pi, log_a = (table[:, index] for table in (world.log_target, world.log_pi, world.log_a))
+    valid = all_valid(log_pi)
+    assert torch.allclose(log_partition(log_p - log_pi, valid), world.log_z, rtol=1e-12)
+    assert torch.allclose(kl_target_policy(log_p, log_pi, valid, 0.0), world.exact_kl_target_policy(), rtol=1e-10)
+    assert torch.allclose(kl_policy_base(log_pi, log_a, valid), world.exact_kl_policy_base(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_kl_policy_base_is_unbiased(samples: int) -> None:
+    world = World()
+    tuples = torch.tensor(list(product(range(world.b.shape[1]), repeat=samples)))
+    for context in range(3):
+        log_pi, log_a = world.log_pi[context][tuples], world.log_a[context][tuples]
+        estimates = kl_policy_base(log_pi, log_a, all_valid(log_pi))
+        expectation = float((log_pi.sum(dim=1).exp() * estimates).sum())
+        assert math.isclose(expectation, float(world.exact_kl_policy_base()[context]), rel_tol=1e-9)
+
+
+def test_kl_target_policy_approaches_the_truth_as_m_grows_and_never_passes_log_m() -> None:
+    world = World()
+    errors = []
+    for samples in (4, 64, 4096):
+        generator = torch.Generator().manual_seed(0)
+        index = torch.multinomial(world.log_pi[0].exp(), 200_000 // samples * samples, True, generator=generator)
+        index = index.view(-1, samples)
+        log_p, log_pi = world.log_target[0][index], world.log_pi[0][index]
+        estimates = kl_target_policy(log_p, log_pi, all_valid(log_p))
+        assert estimates[~estimates.isnan()].max() <= math.log(samples) + 1e-9
+        mean, _ = mean_over_covered(estimates)
+        assert mean is not None
+        errors.append(abs(mean - float(world.exact_kl_target_policy()[0])))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.01
+
+
+def test_nothing_covered_is_null() -> None:
+    never = torch.full((2, 3), -math.inf, dtype=torch.float64)
+    estimates = kl_target_policy(never, torch.zeros_like(never), all_valid(never))
+    assert mean_over_covered(estimates) == (None, 0.0)
+    summary = summarize_partition(never, all_valid(never))
+    assert (summary.mean, summary.coverage, summary.nstd, summary.ess) == (0.0, 0.0, None, None)
+    assert torch.equal(weights(never, log_partition(never, all_valid(never)), 1e-8), torch.zeros_like(never))
+
+
+def test_failed_samples_count_nowhere() -> None:
+    """Estimates with some samples invalid equal those of the others alone; a context with none left leaves the mean."""
+    generator = torch.Generator().manual_seed(0)
+    log_ratio = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    valid = all_valid(log_ratio)
+    valid[0, 4:] = False
+    valid[2] = False
+    assert torch.allclose(log_partition(log_ratio, valid)[0], log_ratio[0, :4].logsumexp(0) - math.log(4))
+    kept = summarize_partition(log_ratio, valid)
+    first, second = log_ratio[0, :4].exp().mean(), log_ratio[1].exp().mean()
+    assert math.isclose(kept.mean, float((first + second) / 2), rel_tol=1e-12)
+    assert kept.coverage == 1.0
+
+
+def test_noise_alone_is_subtracted_from_the_spread_of_z() -> None:
+    """Every context has the same Z: the raw nstd is all noise, the corrected one is near 0."""
+    generator = torch.Generator().manual_seed(0)
+    hits = torch.rand(4000, 32, generator=generator, dtype=torch.float64) < 0.02
+    summary = summarize_partition(hits.double().log(), all_valid(hits))
+    expected = (0.02 * 0.98 / 32) ** 0.5 / 0.02
+    assert summary.nstd is not None
+    assert abs(summary.nstd - expected) < 0.1
+    assert summary.nstd_corrected is not None
+    assert summary.nstd_corrected < 0.35
+
+
+def test_effective_sample_size() -> None:
+    equal = torch.zeros(1, 8, dtype=torch.float64)
+    assert summarize_partition(equal, all_valid(equal)).ess == 1.0
+    single = torch.full((1, 8), -math.inf, dtype=torch.float64)
+    single[0, 3] = 0.0
+    assert summarize_partition(single, all_valid(single)).ess == 1 / 8
+
+
+def test_soft_constraints_scale_the_target() -> None:
+    log_a = torch.tensor([[-1.0, -2.0, -3.0]], dtype=torch.float64)
+    b = torch.tensor([[0.5, 0.0, 1.0]], dtype=torch.float64)
+    expected = torch.tensor([[-1.0 + math.log(0.5), -math.inf, -3.0]], dtype=torch.float64)
+    assert torch.equal(log_target(log_a, b), expected)
+    unscored = torch.tensor([[-1.0, math.nan, -3.0]], dtype=torch.float64)
+    assert torch.equal(log_target(unscored, b), expected)

@@ -1,0 +1,228 @@
+"""The rules of the house that a machine can check: who may import whom, sizes, and what is not used at all."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
+
+STAGES: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("config",),
+    ("uniforms", "parallel", "rows", "signals"),
+    ("contexts",),
+    ("models",),
+    ("sampling",),
+    ("scoring",),
+    ("constraints",),
+    ("target",),
+    ("partition",),
+    ("objectives",),
+    ("evaluation",),
+    ("rollout", "optimization"),
+    ("monitoring",),
+    ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
+    ("snapshot",),
+    ("trainer",),
+    ("tasks",),
+    ("report",),
+    ("cli", "demo"),
+)
+"""A stage imports only stages of earlier lines; those of one line know nothing of each other."""
+
+WITHOUT_TORCH = ("errors", "config", "runlog", "progress", "report")
+HEAVY = {"torch", "transformers", "accelerate", "peft", "datasets", "spacy"}
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 400
+
+RANK = {name: rank for rank, names in enumerate(STAGES) for name in names}
+FILES = sorted(path for path in SOURCE.rglob("*.py") if "data" not in path.relative_to(SOURCE).parts)
+EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def stage_of(path: Path) -> str:
+    """``models/causal.py`` belongs to ``models``; the package's own front door stands outside the order."""
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every module that is imported, wherever it stands, in full: ``from a import b`` counts as ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def order_broken(stage: str, tree: ast.AST) -> list[str]:
+    problems = []
+    for name, line in imports(tree):
+        package, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if package != "cdpg" or other == stage:
+            continue
+        if other not in RANK:
+            problems.append(f"line {line}: {name} is no stage: import it from the module that defines it")
+        elif RANK[other] >= RANK[stage]:
+            problems.append(f"line {line}: {stage} comes before {other}, or beside it, and may not import it")
+    return problems
+
+
+def long_functions(tree: ast.AST) -> list[str]:
+    problems = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > LONGEST_FUNCTION:
+                problems.append(f"line {node.lineno}: {node.name} has {lines} lines")
+    return problems
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is imported: all but the bodies of functions."""
+    yield node
+    body: list[ast.AST] = []
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        body = node.body if isinstance(node.body, list) else [node.body]  # type: ignore[assignment]
+    for child in ast.iter_child_nodes(node):
+        if not any(child is statement for statement in body):
+            yield from at_import(child)
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` for an attribute of a name, "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and dotted(node.value):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def forbidden(tree: ast.AST) -> list[str]:
+    problems = []
+    for name, line in imports(tree):
+        if name.split(".")[0] in {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}:
+            problems.append(f"line {line}: {name}: loading such a file runs code")
+        if name in {"torch.load", "torch.save", "os.environ", "os.getenv", "os.environb"}:
+            problems.append(f"line {line}: {name}: not to be imported by name")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func) == "print":
+            problems.append(f"line {node.lineno}: print")
+        if dotted(node) in {"torch.load", "torch.save"} or dotted(node).endswith("read_pickle"):
+            problems.append(f"line {node.lineno}: {dotted(node)}: loading such a file runs code")  # type: ignore[attr-defined]
+    for node in at_import(tree):
+        if dotted(node) in {"os.environ", "os.environb", "os.getenv"}:
+            problems.append(f"line {node.lineno}: the environment is read at import")  # type: ignore[attr-defined]
+    return problems
+
+
+@EVERY_FILE
+def test_a_stage_imports_only_what_comes_before_it(path: Path) -> None:
+    stage = stage_of(path)
+    if stage in ("__init__", "__main__"):
+        return
+    assert stage in RANK, f"{stage} has no place among the stages: put it in STAGES"
+    assert order_broken(stage, parse(path)) == []
+
+
+@EVERY_FILE
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+    assert long_functions(parse(path)) == []
+
+
+@EVERY_FILE
+def test_what_is_not_used(path: Path) -> None:
+    assert forbidden(parse(path)) == []
+    assert re.findall(r"\b(?:TODO|FIXME|XXX)\b", path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("stage", WITHOUT_TORCH)
+def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
+    files = [path for path in FILES if stage_of(path) == stage]
+    if not files:
+        pytest.skip(f"there is no {stage} yet")
+    for path in files:
+        assert [name for name, _ in imports(parse(path)) if name.split(".")[0] in HEAVY] == [], path
+    modules = [".".join(("cdpg", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {[module.removesuffix('.__init__') for module in modules]!r}: importlib.import_module(name)\n"
+        f"sys.exit(' '.join(sorted({HEAVY!r} & set(sys.modules))) or None)"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (process.returncode, process.stderr) == (0, ""), "by way of another module"
+
+
+# The rules themselves can fail.
+
+
+@pytest.mark.parametrize(
+    ("stage", "code"),
+    [
+        ("target", "from cdpg.partition import weights"),
+        ("target", "from cdpg import partition"),
+        ("target", "import cdpg.trainer"),
+        ("target", "def f():\n    from cdpg.objectives.base import Epoch"),
+        ("runlog", "from cdpg.progress import Progress"),
+        ("trainer", "from cdpg import CDPGConfig"),
+    ],
+)
+def test_the_order_can_be_broken(stage: str, code: str) -> None:
+    assert len(order_broken(stage, ast.parse(code))) == 1
+
+
+def test_the_order_can_be_kept() -> None:
+    code = "import os\nfrom cdpg import partition, errors\nfrom cdpg.objectives.base import Epoch"
+    assert order_broken("objectives", ast.parse(code)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('x')",
+        "import pickle",
+        "from joblib import dump",
+        "def f():\n    return torch.load('x')",
+        "from torch import load",
+        "A = os.environ['A']",
+        "class A:\n    b = os.getenv('B')",
+        "def f(a=os.environ): ...",
+        "@g(os.environ)\ndef f(): ...",
+        "if os.environ.get('A'):\n    import x",
+    ],
+)
+def test_the_forbidden_is_found(code: str) -> None:
+    assert forbidden(ast.parse(code)) != []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "console.print('x')",
+        "def f():\n    return os.environ['A']",
+        "f = lambda: os.getenv('A')",
+        "x = safetensors.load",
+    ],
+)
+def test_the_allowed_is_left_alone(code: str) -> None:
+    assert forbidden(ast.parse(code)) == []
+
+
+def test_a_function_can_be_too_long() -> None:
+    code = "def f():\n" + "    a = 1\n" * LONGEST_FUNCTION
+    assert long_functions(ast.parse(code)) == ["line 1: f has 61 lines"]
+    assert long_functions(ast.parse(code.removesuffix("    a = 1\n"))) == []

@@ -1,0 +1,273 @@
+"""log q recorded while sampling is the log-probability of what was sampled, for every architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from cdpg import CDPGConfig
+from cdpg.contexts import Context
+from cdpg.errors import UserError
+from cdpg.models.loading import load_model
+from cdpg.models.transformer import TransformerModel
+from cdpg.sampling import Samples, assemble, sample_chunks
+from cdpg.scoring import score_samples
+from cdpg.uniforms import UniformStream
+
+PROMPTS = ("a", "two dogs", "the quick brown fox jumps over one lazy dog", "def add(a, b):")
+M, LENGTH = 6, 14
+
+
+def contexts(prompts: Any = PROMPTS) -> list[Context]:
+    return [Context(prompt=prompt, columns={}, row=i + 1) for i, prompt in enumerate(prompts)]
+
+
+def language_model(family: str, **settings: Any) -> TransformerModel:
+    return load_model(tiny.make_model(family), CDPGConfig(device="cpu", **settings), tiny.tokenizer_for(family))
+
+
+def draw(model: TransformerModel, rows_per_pass: int = 7, prompts: Any = PROMPTS, samples: int = M) -> Samples:
+    chosen = contexts(prompts)
+    encoded = model.encode(chosen, LENGTH)
+    stream = UniformStream(seed=0, stream="test", epoch=1)
+    chunks = list(sample_chunks(model, encoded, samples, LENGTH, stream, rows_per_pass))
+    return assemble(chosen, encoded, chunks, samples)
+
+
+@torch.no_grad()
+def alone(model: TransformerModel, samples: Samples, context: int, sample: int) -> float:
+    """log π by the model's own forward on one sequence, without padding or cache."""
+    return float(plain_log_prob(model, samples, context, sample))
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+def test_recorded_rescored_and_lone_log_probs_agree(family: str) -> None:
+    module = tiny.make_model(family)
+    module.generation_config.eos_token_id = [2, *range(100, 130)]  # so that some sequences end
+    model = load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for(family))
+    samples = draw(model)
+    assert samples.ended.any(), "the end token must be among what is scored"
+    rescored = score_samples(model, samples, torch.arange(len(PROMPTS) * M), tokens_per_pass=90).sum(dim=2)
+    lone = torch.tensor([[alone(model, samples, c, s) for s in range(M)] for c in range(len(PROMPTS))])
+    assert (samples.log_q - rescored).abs().max() < 1e-4
+    assert (samples.log_q - lone).abs().max() < 1e-4
+    entropy = -samples.log_q.sum() / samples.lengths.sum()
+    assert 0.3 < entropy < 4.5, "a nearly uniform model could not show a mistake"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "llama", "t5", "bart"])
+def test_the_same_samples_for_any_batch_split(family: str) -> None:
+    """Identical in float64; sampling order, padding and neighbours leave no trace."""
+    model = language_model(family, dtype="float64")
+    reference = draw(model, rows_per_pass=24)
+    for rows_per_pass in (1, 5):
+        other = draw(model, rows_per_pass)
+        assert torch.equal(other.tokens, reference.tokens)
+        assert other.texts == reference.texts
+        assert torch.allclose(other.log_q, reference.log_q, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_almost_the_same_samples_for_any_batch_split_in_float32(family: str) -> None:
+    model = language_model(family)
+    one, other = (draw(model, rows, samples=600) for rows in (2400, 173))
+    width = min(one.tokens.shape[2], other.tokens.shape[2])
+    same = (one.tokens[..., :width] == other.tokens[..., :width]).all(dim=2) & (one.lengths == other.lengths)
+    assert same.double().mean() >= 0.999
+
+
+def test_samples_do_not_depend_on_the_model_s_generation_config() -> None:
+    model = language_model("llama")
+    plain = draw(model)
+    generation = model.inner.generation_config
+    generation.do_sample, generation.temperature, generation.top_k, generation.top_p = True, 0.1, 1, 0.1
+    generation.repetition_penalty, generation.no_repeat_ngram_size, generation.forced_eos_token_id = 5.0, 1, 2
+    generation.suppress_tokens, generation.min_new_tokens = [5, 6, 7], 9
+    assert torch.equal(draw(model).tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_dropout_is_off_even_for_a_model_in_training_mode(family: str) -> None:
+    module = tiny.make_model(family)
+    module.train()
+    model = load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for(family))
+    samples = draw(model)
+    assert (score_samples(model, samples, torch.arange(24), 200).sum(dim=2) - samples.log_q).abs().max() < 1e-4
+
+
+def test_several_end_tokens_end_a_sequence() -> None:
+    module = tiny.make_model("llama")
+    module.generation_config.eos_token_id = [2, 70, 71, 72, 73]
+    model = load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for("llama"))
+    assert model.end_ids == {2, 70, 71, 72, 73}
+    samples = draw(model, samples=40)
+    last = samples.tokens.gather(2, samples.lengths[..., None] - 1)[..., 0]
+    ends = torch.isin(last, torch.tensor(sorted(model.end_ids)))
+    assert torch.equal(ends, samples.ended)
+    assert len(set(last[ends].tolist())) > 1
+
+
+def test_pad_token_that_is_the_end_token_is_scored() -> None:
+    """The end token's probability is part of the sequence's, though the tokenizer pads with it."""
+    model = language_model("gpt2")
+    assert model.codec.tokenizer.pad_token_id == model.codec.tokenizer.eos_token_id == 2
+    samples = draw(model, samples=30)
+    context, sample = (int(i) for i in samples.ended.nonzero()[0])
+    length = int(samples.lengths[context, sample])
+    assert samples.tokens[context, sample, length - 1] == 2
+    assert samples.token_log_q[context, sample, length - 1] < 0
+    assert abs(alone(model, samples, context, sample) - float(samples.log_q[context, sample])) < 1e-4
+
+
+def test_tokenizer_without_a_pad_token() -> None:
+    model = load_model(tiny.make_model("llama"), CDPGConfig(device="cpu"), tiny.make_tokenizer(pad=None))
+    samples = draw(model)
+    assert (score_samples(model, samples, torch.arange(24), 200).sum(dim=2) - samples.log_q).abs().max() < 1e-4
+
+
+def test_a_tokenizer_that_closes_every_text_does_not_close_a_causal_prompt() -> None:
+    model = load_model(tiny.make_model("llama"), CDPGConfig(device="cpu"), tiny.make_tokenizer(bos=True, eos=True))
+    (prompt,) = model.encode(contexts(["two dogs"]), LENGTH)
+    assert prompt[0] == tiny.BOS
+    assert tiny.EOS not in prompt
+
+
+def test_an_encoder_gets_its_end_token() -> None:
+    (prompt,) = language_model("t5").encode(contexts(["two dogs"]), LENGTH)
+    assert prompt[-1] == tiny.EOS
+
+
+def test_chat_prompts_go_through_the_chat_template() -> None:
+    model = language_model("llama")
+    chat = [({"role": "user", "content": "two dogs"},)]
+    (prompt,) = model.encode(contexts(chat), LENGTH)
+    assert model.codec.tokenizer.decode(list(prompt)) == "<user>two dogs\n<assistant>"
+    model.codec.tokenizer.chat_template = None
+    with pytest.raises(UserError, match="chat template"):
+        model.encode(contexts(chat), LENGTH)
+
+
+def test_prompt_and_completion_read_on() -> None:
+    """A completion keeps the space or newline it starts with."""
+    model = language_model("llama")
+    (prompt,) = model.encode(contexts(["def add(a, b):"]), LENGTH)
+    ids = model.codec.tokenizer("\n    return a + b\n", add_special_tokens=False)["input_ids"]
+    assert model.decode(prompt, [*ids, tiny.EOS]) == "\n    return a + b\n"
+
+
+def test_an_empty_prompt_starts_from_the_start_token() -> None:
+    model = load_model(tiny.make_model("llama"), CDPGConfig(device="cpu"), tiny.make_tokenizer())
+    assert model.encode(contexts([""]), LENGTH) == [(tiny.BOS,)]
+
+
+@pytest.mark.parametrize(("family", "kept"), [("llama", "end"), ("bart", "start")])
+def test_a_context_beyond_the_window_is_refused_by_row_or_cut(family: str, kept: str) -> None:
+    long = " ".join(f"word{i}" for i in range(200))
+    model = language_model(family)
+    with pytest.raises(UserError, match=r"row 2 .*tokens.*long_contexts: cut"):
+        model.encode(contexts(["short", long]), LENGTH)
+    (prompt,) = language_model(family, long_contexts="cut").encode(contexts([long]), LENGTH)
+    tokens = language_model(family).codec.tokenizer(long)["input_ids"]
+    if kept == "end":
+        assert list(prompt) == tokens[-(128 - LENGTH) :]
+    else:
+        assert list(prompt) == [*tokens[:127], tiny.EOS]
+
+
+def test_a_completion_longer_than_the_window_is_refused() -> None:
+    for family in ("llama", "bart"):
+        with pytest.raises(UserError, match="max_completion_length is 500"):
+            language_model(family).encode(contexts(["a"]), 500)
+
+
+def test_decoder_prefix_is_conditioned_on_and_not_scored() -> None:
+    plain, prefixed = language_model("bart"), language_model("bart", decoder_prefix="two")
+    start = tuple(plain.codec.tokenizer("two", add_special_tokens=False)["input_ids"])
+    assert prefixed.decoder_prefix == (tiny.EOS, *start)
+    samples = draw(prefixed)
+    tokens = samples.tokens[1, 0, : int(samples.lengths[1, 0])].tolist()
+    ids = torch.tensor([[*prefixed.decoder_prefix, *tokens[:-1]]])
+    with torch.no_grad():
+        logits = prefixed.inner(input_ids=torch.tensor([samples.prompts[1]]), decoder_input_ids=ids).logits[0]
+    scored = logits[len(start) :].log_softmax(dim=-1)[torch.arange(len(tokens)), tokens].sum()
+    assert abs(float(scored) - float(samples.log_q[1, 0])) < 1e-4
+
+
+def test_a_folder_loads_by_path_in_float32(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "bart", "bart")
+    model = load_model(str(folder), CDPGConfig(device="cpu"))
+    assert next(model.module.parameters()).dtype == torch.float32
+    assert torch.equal(draw(model).tokens, draw(language_model("bart")).tokens)
+
+
+def test_a_half_precision_folder_is_computed_in_float32(tmp_path: Path) -> None:
+    tiny.tokenizer_for("llama").save_pretrained(tmp_path)
+    tiny.make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    assert next(load_model(str(tmp_path), CDPGConfig(device="cpu")).module.parameters()).dtype == torch.float32
+
+
+def test_a_missing_model_is_the_user_s_error() -> None:
+    with pytest.raises(UserError, match="cannot load the model 'no/such-model'"):
+        load_model("no/such-model", CDPGConfig(device="cpu"))
+
+
+def test_unknown_logits_are_refused() -> None:
+    module = tiny.make_model("llama")
+    original = module.forward
+
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    module.forward = doubled  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="logits"):
+        load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for("llama"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bart"])
+def test_gradient_of_log_prob_equals_that_of_a_plain_forward(family: str) -> None:
+    """The prompt's shared cache and the encoder's shared output carry the whole gradient."""
+    model = language_model(family, dtype="float64")
+    samples = draw(model)
+    rows = torch.tensor([0, 1, M, 2 * M, 3 * M])
+    contexts_used = [0, 1, 2, 3]
+    scored = model.score([samples.prompts[i] for i in contexts_used], samples.rows(rows)).log_prob().sum()
+    shared = gradient(model, scored)
+    total = torch.zeros((), dtype=torch.float64)
+    for row in rows.tolist():
+        context, sample = divmod(row, M)
+        total = total + plain_log_prob(model, samples, context, sample)
+    assert float((shared - gradient(model, total)).norm() / shared.norm()) < 1e-6
+
+
+def gradient(model: TransformerModel, value: Tensor) -> Tensor:
+    model.module.zero_grad(set_to_none=True)
+    value.backward()  # type: ignore[no-untyped-call]
+    return torch.cat([p.grad.flatten() for p in model.module.parameters() if p.grad is not None])
+
+
+def plain_log_prob(model: TransformerModel, samples: Samples, context: int, sample: int) -> Tensor:
+    tokens = samples.tokens[context, sample, : int(samples.lengths[context, sample])].tolist()
+    prompt, module = list(samples.prompts[context]), model.inner
+    if module.config.is_encoder_decoder:
+        decoder_ids = torch.tensor([[module.config.decoder_start_token_id, *tokens[:-1]]])
+        logits = module(input_ids=torch.tensor([prompt]), decoder_input_ids=decoder_ids, use_cache=False).logits[0]
+    else:
+        logits = module(input_ids=torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :]
+    return logits.log_softmax(dim=-1)[torch.arange(len(tokens)), tokens].sum()
+
+
+def test_large_vocabularies_are_scored_piece_by_piece_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model("llama", dtype="float64")
+    samples = draw(model)
+    rows = torch.arange(len(PROMPTS) * M)
+    whole = gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob().sum())
+    monkeypatch.setattr("cdpg.models.head._LOGITS_AT_ONCE", 300 * 7)
+    pieces = gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob().sum())
+    assert float((whole - pieces).norm() / whole.norm()) < 1e-6

@@ -1,0 +1,240 @@
+"""What is shown while it trains: rarely enough, safely, and never at the run's expense."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from cdpg.progress import Progress, plain_text, safe_text
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(epoch: int, **changes: Any) -> dict[str, Any]:
+    values = {"satisfaction": 0.4123, "coverage": 0.875, "kl_target_policy": 3.456, "tokens": 6000, "seconds": 5.0}
+    return {"epoch": epoch, **values, **changes}
+
+
+def plain_lines(total: int, seconds_per_epoch: float, first: int = 1, last: int | None = None) -> list[str]:
+    stream, clock = io.StringIO(), Clock()
+    with Progress(total, Console(file=stream), clock) as progress:
+        for epoch in range(first, (total if last is None else last) + 1):
+            clock.now += seconds_per_epoch
+            progress.update(record(epoch))
+    return stream.getvalue().splitlines()
+
+
+def epochs_of(lines: list[str]) -> list[int]:
+    return [int(line.split()[1].split("/")[0]) for line in lines]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(stream: io.StringIO, width: int = 160) -> Console:
+    return Console(file=stream, force_terminal=True, width=width, legacy_windows=False, _environ={"TERM": "xterm"})
+
+
+# --- plain lines ---
+
+
+def test_a_line_says_it_all() -> None:
+    assert plain_lines(1000, 5.0, last=1) == [
+        "epoch 1/1000, satisfaction 0.412, coverage 0.88, KL 3.46, 1,200 tokens/s, 1h23m left"
+    ]
+
+
+def test_slow_epochs_get_a_line_every_twentieth_of_the_run() -> None:
+    assert epochs_of(plain_lines(100, 60.0)) == [*range(1, 100, 5), 100]
+
+
+def test_quick_epochs_get_a_line_every_five_seconds() -> None:
+    assert epochs_of(plain_lines(100, 0.5)) == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
+
+
+def test_very_quick_runs_get_the_first_line_and_the_last() -> None:
+    assert epochs_of(plain_lines(100, 0.001)) == [1, 100]
+    assert epochs_of(plain_lines(1, 0.001)) == [1]
+
+
+def test_a_run_that_stops_early_or_starts_late_shows_its_ends() -> None:
+    assert epochs_of(plain_lines(100, 0.001, first=41, last=57)) == [41, 57]
+
+
+def test_default_is_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(2) as progress:
+        progress.update(record(1))
+        progress.note("a notice")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("epoch 1/2")
+    assert err.endswith("a notice\n")
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), float("inf")])
+def test_what_is_not_known_is_a_dash(missing: float | None) -> None:
+    stream = io.StringIO()
+    with Progress(2, Console(file=stream), Clock()) as progress:
+        progress.update(record(1, kl_target_policy=missing, satisfaction=missing, seconds=0.0))
+        progress.update({"epoch": 2})
+    first, second = stream.getvalue().splitlines()
+    assert first == "epoch 1/2, satisfaction -, coverage 0.88, KL -, - tokens/s, 0s left"
+    assert second == "epoch 2/2, satisfaction -, coverage -, KL -, - tokens/s, 0s left"
+
+
+def test_notes_are_one_line_without_control_characters() -> None:
+    stream = io.StringIO()
+    with Progress(2, Console(file=stream, width=20)) as progress:
+        progress.note("[red]a\x1b[2J\nlong " + "x" * 100)
+    assert stream.getvalue() == "[red]a[2J long " + "x" * 100 + "\n"
+
+
+# --- time left ---
+
+
+def test_time_left_follows_the_recent_rate() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress(200, Console(file=stream), clock) as progress:
+        for epoch in range(1, 151):
+            clock.now += 100.0 if epoch <= 100 else 10.0
+            progress.update(record(epoch))
+            if epoch == 1:
+                assert stream.getvalue().endswith(", 5h31m left\n")  # 199 times 100 s
+    assert stream.getvalue().endswith(", 8m20s left\n")  # 50 times 10 s, the slow start forgotten
+
+
+def test_time_left_of_a_resumed_run_counts_its_own_epochs_only() -> None:
+    assert plain_lines(100, 10.0, first=91, last=91)[0].endswith(", 1m30s left")
+
+
+# --- in a terminal ---
+
+
+def test_a_terminal_gets_one_live_line() -> None:
+    stream, clock = Terminal(), Clock()
+    with Progress(10, terminal(stream), clock) as progress:
+        for epoch in range(1, 4):
+            clock.now += 2.0
+            progress.update(record(epoch))
+        progress.note("[bold]a notice\x1b[2J[/bold]")
+    shown = stream.getvalue()
+    assert "epoch 3/10, satisfaction 0.412, coverage 0.88, KL 3.46, 1,200 tokens/s, 14s left" in shown
+    assert "[bold]a notice[2J[/bold]" in shown
+    assert "\x1b[2J" not in shown
+    assert "━" in shown
+    assert "\r\x1b[2K" in shown, "the line is drawn over"
+
+
+def test_forced_colours_do_not_make_a_terminal() -> None:
+    stream = io.StringIO()
+    with Progress(10, terminal(stream)) as progress:
+        progress.update(record(1))
+    assert stream.getvalue().startswith("epoch 1/10")
+
+
+def test_a_narrow_terminal_still_gets_one_line() -> None:
+    stream = Terminal()
+    with Progress(10, terminal(stream, width=60), Clock()) as progress:
+        progress.update(record(1))
+    assert "\x1b[1A" not in stream.getvalue(), "the cursor never has to go up"
+    assert "epoch 1/10" in stream.getvalue()
+
+
+def test_the_bar_needs_no_thread() -> None:
+    before = threading.active_count()
+    with Progress(10, terminal(Terminal())) as progress:
+        progress.update(record(1))
+        assert threading.active_count() == before
+
+
+# --- output that fails ---
+
+
+class Gone(io.StringIO):
+    """A terminal that hung up, a pipe nobody reads, a log on a full disk."""
+
+    def __init__(self, error: OSError, is_terminal: bool) -> None:
+        super().__init__()
+        self.error = error
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), OSError(28, "No space left on device")])
+def test_a_terminal_that_hung_up_does_not_stop_the_run(error: OSError) -> None:
+    run_to_the_end(terminal(Gone(error, is_terminal=True)))
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+def test_a_stream_that_fails_does_not_stop_the_run(error: OSError) -> None:
+    run_to_the_end(Console(file=Gone(error, is_terminal=False)))
+
+
+def run_to_the_end(console: Console) -> None:
+    with Progress(3, console) as progress:
+        for epoch in range(1, 4):
+            progress.update(record(epoch))
+            progress.note("still here")
+
+
+def test_a_closed_stream_does_not_stop_the_run() -> None:
+    stream = io.StringIO()
+    with Progress(3, Console(file=stream)) as progress:
+        stream.close()
+        progress.update(record(1))
+
+
+# --- foreign text ---
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("a\tb\r\nc\u2028d\x85e", "a b  c d e"),
+        ("\x1b]0;title\x07\x1b[31mred\x9b2J", "]0;title[31mred2J"),
+        ("abc\u202edcba\u2066\u200b\ufeff", "abcdcba"),
+        ("lone \ud800 surrogate", "lone  surrogate"),
+        ("\x00\x08\x7f", ""),
+        ("é 日本 😀", "é 日本 😀"),
+    ],
+)
+def test_what_steers_a_terminal_is_dropped(text: str, shown: str) -> None:
+    assert plain_text(text) == shown
+
+
+def test_long_text_is_cut() -> None:
+    assert plain_text("x" * 10, limit=10) == "x" * 10
+    assert plain_text("x" * 11, limit=10) == "x" * 9 + "…"
+    assert plain_text("\x00" * 10**6, limit=10) == "…"
+    assert plain_text("\x00" * 50 + "abc", limit=10) == "abc"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("[]/\\ab#@ =(.)1:\x1b\n\u202e\ud800", max_size=20))
+@example("x[i] = [bold]y[/bold] [link=file:///etc/passwd]z[/link] [@click=f()]")
+@example("[/nothing]")
+def test_rich_shows_foreign_text_as_it_stands(text: str) -> None:
+    shown = Text.from_markup(f"[red]{safe_text(text)}[/red]", emoji=False)
+    assert shown.plain == plain_text(text)
+    assert [span.style for span in shown.spans] == ["red"]

@@ -1,0 +1,359 @@
+"""Whole runs: they get where the method says, survive interruption bit for bit, and do not depend on the split."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import distributed_run
+import pytest
+import tiny
+import torch
+from enumeration import LETTERS, Universe, contexts_of, tabular
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.errors import RunError, UserError
+from cdpg.models.tabular import TabularModel
+from cdpg.runlog import read_jsonl
+from cdpg.target import log_target
+
+CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
+PROMPTS = [{"prompt": p, "note": str(i)} for i, p in enumerate(["two dogs", "the quick brown fox", "a", "def add(a):"])]
+
+
+def has_a(prompts: list[str], completions: list[str], **kwargs: Any) -> list[bool]:
+    return ["a" in completion for completion in completions]
+
+
+def even(prompts: list[str], completions: list[str], **kwargs: Any) -> list[bool]:
+    return [len(completion) % 2 == 0 for completion in completions]
+
+
+def settings(folder: Path, **changes: Any) -> CDPGConfig:
+    values: dict[str, Any] = {
+        "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3,
+        "learning_rate": 0.05, "save_every": 2, "device": "cpu", "warmup_epochs": 0,
+    }  # fmt: skip
+    return CDPGConfig(output_dir=str(folder), **(values | changes))
+
+
+def tabular_trainer(folder: Path, constraint: Any = has_a, seed: int = 4, **changes: Any) -> CDPGTrainer:
+    return CDPGTrainer(tabular(seed), constraint, settings(folder, **changes), train_dataset=CONTEXTS)
+
+
+def exact(trainer: CDPGTrainer) -> tuple[float, float, float]:
+    """KL(p_c, π), KL(π, a) and satisfaction of the tuned table, enumerated."""
+    universe = Universe.of(trainer.policy, contexts_of(3))
+    b = universe.satisfied(lambda prompt, text: "a" in text)
+    log_pi, log_a = universe.log_prob(trainer.policy), universe.log_prob(trainer.base)
+    log_ideal = log_target(log_a, b).log_softmax(dim=1)
+    kl = (log_ideal.exp() * (log_ideal - log_pi).masked_fill(b == 0, 0.0)).sum(dim=1).mean()
+    to_base = (log_pi.exp() * (log_pi - log_a)).sum(dim=1).mean()
+    return float(kl), float(to_base), float((log_pi.exp() * b).sum(dim=1).mean())
+
+
+def weights(trainer: CDPGTrainer) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def test_cdpg_converges_to_the_ideal_model(tmp_path: Path) -> None:
+    trainer = tabular_trainer(tmp_path, epochs=700, num_generations=128, learning_rate=0.06, save_every=1000)
+    before, _, satisfaction = exact(trainer)
+    assert before > 0.1
+    assert satisfaction < 0.8
+    trainer.train()
+    kl, _, satisfaction = exact(trainer)
+    assert kl < 0.01
+    assert satisfaction > 0.98
+
+
+def test_reinforce_reaches_satisfaction_at_the_price_of_the_rest(tmp_path: Path) -> None:
+    trainer = tabular_trainer(tmp_path, epochs=400, num_generations=64, method="reinforce", save_every=1000)
+    trainer.train()
+    kl, to_base, satisfaction = exact(trainer)
+    assert satisfaction > 0.98
+    assert kl > 0.5
+    assert to_base > 0.5
+
+
+def test_ziegler_raises_the_reward_and_stays_near_the_base(tmp_path: Path) -> None:
+    trainer = tabular_trainer(tmp_path, epochs=100, num_generations=64, method="ziegler", save_every=1000)
+    _, _, before = exact(trainer)
+    trainer.train()
+    kl, to_base, after = exact(trainer)
+    assert after > before + 0.2
+    assert to_base < 2.0
+
+
+@pytest.mark.parametrize("method", ["cdpg", "dpg", "reinforce"])
+def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, method: str) -> None:
+    """Not a bit of a parameter, nor a moment of the optimiser, after steps that built up some."""
+    calls = iter(range(100))
+
+    def first_epoch_only(completions: list[str], prompts: list[str]) -> list[float]:
+        return [0.0 if next(calls) >= 24 else 1.0 for _ in completions]
+
+    trainer = tabular_trainer(tmp_path, first_epoch_only, method=method, epochs=2, batch_size=8)
+    trainer._begin(None, _Quiet())
+    first = trainer._epoch(1)
+    assert first["steps"] == 3
+    before = weights(trainer)
+    moments = {k: v.clone() for k, v in trainer._trainable.tensors()["optimizer"].items()}
+    second = trainer._epoch(2)
+    assert (second["steps"], second["steps_skipped"]) == (0, 3)
+    assert second["loss"] is None
+    assert torch.equal(weights(trainer), before)
+    after = trainer._trainable.tensors()["optimizer"]
+    assert all(torch.equal(after[key], moments[key]) for key in moments)
+
+
+class _Quiet:
+    def note(self, message: str) -> None:
+        """Nobody looks."""
+
+
+def test_the_base_scores_satisfying_samples_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tabular_trainer(tmp_path, epochs=1)
+    scored: list[int] = []
+    original = TabularModel.score
+
+    def counting(self: TabularModel, prompts: Any, rows: Any) -> Any:
+        if self is trainer.base:
+            scored.append(len(rows.lengths))
+        return original(self, prompts, rows)
+
+    monkeypatch.setattr(TabularModel, "score", counting)
+    record = trainer.train()
+    assert sum(scored) == round(record["satisfaction"] * 24)
+    assert 0 < sum(scored) < 24
+
+
+@pytest.mark.parametrize("method", ["cdpg", "ziegler"])
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_tokens_per_pass_does_not_change_the_result(tmp_path: Path, method: str, batch_size: int | None) -> None:
+    results = []
+    for tokens in (1, 40, 10_000):
+        trainer = tabular_trainer(
+            tmp_path / str(tokens), method=method, tokens_per_pass=tokens, batch_size=batch_size
+        )
+        trainer.train()
+        results.append(weights(trainer))
+    for other in results[1:]:
+        assert torch.allclose(other, results[0], atol=1e-9)
+
+
+def test_a_ragged_last_batch_weighs_its_samples_like_the_others(tmp_path: Path) -> None:
+    """With plain SGD and a rate near 0, small batches add up to the whole gradient."""
+    moved = []
+    for batch_size in (24, 7):
+        trainer = tabular_trainer(tmp_path / str(batch_size), epochs=1, batch_size=batch_size)
+        start = weights(trainer)
+        optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1e-7)
+        object.__setattr__(trainer._updater, "optimizer", optimizer)
+        object.__setattr__(trainer._updater, "config", trainer.args.replace(learning_rate=1e-7))
+        (tmp_path / str(batch_size)).mkdir()
+        trainer._begin(None, _Quiet())
+        trainer._epoch(1)
+        moved.append((weights(trainer) - start) * batch_size / 24)
+    assert torch.allclose(moved[0] / 1e-7, moved[1] / 1e-7, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["cdpg", "dpg", "reinforce", "ziegler"])
+@pytest.mark.parametrize("kind", ["tabular", "llama", "t5"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, method: str, kind: str) -> None:
+    def make(folder: str) -> CDPGTrainer:
+        changes: dict[str, Any] = {"method": method, "epochs": 6, "batch_size": 10, "warmup_epochs": 2}
+        if kind == "tabular":
+            return tabular_trainer(tmp_path / folder, **changes)
+        changes |= {"max_completion_length": 6, "learning_rate": 1e-3}
+        return CDPGTrainer(
+            tiny.make_model(kind),
+            even,
+            settings(tmp_path / folder, **changes),
+            train_dataset=PROMPTS,
+            processing_class=tiny.tokenizer_for(kind),
+        )
+
+    whole = make("whole")
+    whole.train()
+
+    class StopAfter3(TrainerCallback):
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.epoch == 5:
+                raise RuntimeError("killed")
+
+    interrupted = make("part")
+    interrupted._callbacks._callbacks = (StopAfter3(),)
+    with pytest.raises(RuntimeError, match="killed"):
+        interrupted.train()
+    resumed = make("part")
+    resumed.train(resume_from_checkpoint=True)
+    assert torch.equal(weights(resumed), weights(whole))
+    for stem, expected in whole._trainable.tensors().items():
+        actual = resumed._trainable.tensors()[stem]
+        assert expected.keys() == actual.keys()
+        assert all(torch.equal(actual[name], expected[name]) for name in expected), stem
+    assert resumed.objective.state() == whole.objective.state()
+    assert untimed(tmp_path / "part") == untimed(tmp_path / "whole")
+    samples = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("part", "whole")]
+    assert samples[0] == samples[1]
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    records = read_jsonl(folder / "metrics.jsonl")
+    return [{k: v for k, v in record.items() if not k.startswith("seconds")} for record in records]
+
+
+def test_resuming_under_other_settings_is_refused_with_what_changed(tmp_path: Path) -> None:
+    tabular_trainer(tmp_path).train()
+    changed = tabular_trainer(tmp_path, learning_rate=0.1, num_generations=16)
+    with pytest.raises(UserError, match=r"num_generations was 8 and is 16.*learning_rate was 0.05 and is 0.1"):
+        changed.train(resume_from_checkpoint=True)
+    tabular_trainer(tmp_path, epochs=6, keep_checkpoints=1).train(resume_from_checkpoint=True)
+    assert len(untimed(tmp_path)) == 6
+
+
+def test_an_older_checkpoint_takes_the_run_back(tmp_path: Path) -> None:
+    trainer = tabular_trainer(tmp_path, epochs=6, keep_checkpoints=9)
+    trainer.train()
+    again = tabular_trainer(tmp_path, epochs=6, keep_checkpoints=9)
+    again.train(resume_from_checkpoint=tmp_path / "checkpoints" / "epoch-000002")
+    assert torch.equal(weights(again), weights(trainer))
+    assert [record["epoch"] for record in untimed(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_over(tmp_path: Path) -> None:
+    tabular_trainer(tmp_path).train()
+    for path in tmp_path.glob("checkpoints/epoch-*/state.json"):
+        path.write_bytes(b"{}")
+    with pytest.raises(RunError, match="no checkpoint"):
+        tabular_trainer(tmp_path, epochs=6).train(resume_from_checkpoint=True)
+    assert len(untimed(tmp_path)) == 4
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    tabular_trainer(tmp_path).train()
+    with pytest.raises(UserError, match="--resume"):
+        tabular_trainer(tmp_path).train()
+
+
+METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
+
+
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    """Same samples, global divisors and Z̄, for every method; the second process often has no satisfying sample."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
+    launch += ["--num_processes", "2", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--num_cpu_threads_per_process", "1", "--main_process_port", "0"]
+    script = Path(__file__).parent / "distributed_run.py"
+    result = subprocess.run(
+        [*launch, str(script), str(tmp_path / "2"), *METHODS], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    for method in METHODS:
+        distributed_run.main(tmp_path / "1", method)
+        one, two = (json.loads((tmp_path / n / method / "result.json").read_text()) for n in ("1", "2"))
+        assert (one["processes"], two["processes"]) == (1, 2)
+        assert one["weights"] == pytest.approx(two["weights"], abs=1e-9)
+        for single, double in zip(untimed(tmp_path / "1" / method), untimed(tmp_path / "2" / method), strict=True):
+            assert single == pytest.approx(double, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize(("kind", "auto"), [("llama", AutoModelForCausalLM), ("t5", AutoModelForSeq2SeqLM)])
+def test_the_tuned_model_is_a_plain_hugging_face_folder(tmp_path: Path, kind: str, auto: Any) -> None:
+    source = tiny.save(tmp_path / "source", kind)
+    config = settings(tmp_path / "run", max_completion_length=6, learning_rate=1e-2, epochs=2)
+    trainer = CDPGTrainer(str(source), even, config, train_dataset=PROMPTS)
+    trainer.train()
+    loaded = auto.from_pretrained(tmp_path / "run" / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model")("two dogs")["input_ids"]
+    original = auto.from_pretrained(source)
+    tuned = dict(loaded.named_parameters())
+    assert all(torch.equal(tuned[name], p) for name, p in trainer.model.named_parameters())
+    assert any(not torch.equal(tuned[name], p) for name, p in original.named_parameters())
+
+
+def test_adapters_are_trained_and_the_base_is_the_model_without_them(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny.make_model("llama")
+    untouched = copy.deepcopy(model)
+    trainer = CDPGTrainer(
+        model,
+        even,
+        settings(tmp_path, max_completion_length=6, learning_rate=1e-2, epochs=3),
+        train_dataset=PROMPTS,
+        processing_class=tiny.tokenizer_for("llama"),
+        peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+    )
+    assert trainer.base is trainer.policy
+    ids = torch.arange(8)[None]
+    with torch.no_grad(), trainer.base.as_base():
+        assert torch.allclose(trainer.model(input_ids=ids).logits, untouched(input_ids=ids).logits, atol=1e-5)
+    trainer.train()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        assert torch.allclose(merged(input_ids=ids).logits, trainer.model(input_ids=ids).logits, atol=1e-4)
+    assert (tmp_path / "model" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_constraints_get_columns_and_multiply(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def notes(prompts: list[str], completions: list[str], note: list[str], **kwargs: Any) -> list[float]:
+        seen.update(note=note, prompts=prompts, ids=kwargs["completion_ids"])
+        return [0.5] * len(completions)
+
+    trainer = CDPGTrainer(
+        tiny.make_model("gpt2"),
+        [notes, even],
+        settings(tmp_path, max_completion_length=6, epochs=1),
+        train_dataset=PROMPTS,
+        processing_class=tiny.tokenizer_for("gpt2"),
+    )
+    record = trainer.train()
+    assert 0 < record["satisfaction"] < 0.5
+    by_prompt = {row["prompt"]: row["note"] for row in PROMPTS}
+    assert seen["note"] == [by_prompt[prompt] for prompt in seen["prompts"]]
+    assert all(len(ids) >= 1 for ids in seen["ids"])
+
+
+def test_metrics_and_samples_have_the_promised_fields(tmp_path: Path) -> None:
+    tabular_trainer(tmp_path).train()
+    promised = (
+        "epoch satisfaction coverage z_mean z_nstd ess loss grad_norm learning_rate tokens seconds "
+        "seconds_sampling seconds_constraint seconds_base seconds_gradient"
+    )
+    records = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert all(set(promised.split()) <= set(record) for record in records)
+    sample = next(read_jsonl(tmp_path / "samples.jsonl"))
+    assert set(sample["completion"]) <= set(LETTERS)
+    assert {"epoch", "row", "prompt", "completion", "b", "log_q"} <= set(sample)
+
+
+def test_trackers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    tabular_trainer(tmp_path, report_to=("tensorboard",)).train()
+    assert list(tmp_path.rglob("events.out.tfevents*"))
+    shutil.rmtree(tmp_path)
+
+
+def test_two_trainers_share_no_state(tmp_path: Path) -> None:
+    """Running one between two epochs of another leaves no trace."""
+    alone = tabular_trainer(tmp_path / "alone", method="dpg")
+    alone.train()
+    first, other = tabular_trainer(tmp_path / "a", method="dpg"), tabular_trainer(tmp_path / "b", method="dpg", seed=9)
+    (tmp_path / "a").mkdir()
+    first._begin(None, _Quiet())
+    first._epoch(1)
+    other.train()
+    for number in (2, 3, 4):
+        first._epoch(number)
+    assert torch.equal(weights(first), weights(alone))
