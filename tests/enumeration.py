@@ -147,5 +147,3 @@ def exact_cross_entropy_gradient(model: LanguageModel, universe: Universe, log_t
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
-
-

@@ -7,12 +7,12 @@ from itertools import product
 
 import pytest
 import torch
-from enumeration import Universe, contexts_of, tabular
 from torch import Tensor
 
 from cdpg.evaluation.divergence import kl_policy_base, kl_target_policy, mean_over_covered
 from cdpg.partition import log_partition, summarize_partition, weights
 from cdpg.target import log_target
+from enumeration import Universe, contexts_of, tabular
 
 
 def all_valid(tensor: Tensor) -> Tensor:

@@ -7,6 +7,12 @@ from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
+
+from cdpg import partition
+from cdpg.models.base import LanguageModel
+from cdpg.objectives import CDPG, DPG, Reinforce
+from cdpg.target import log_target
 from enumeration import (
     Universe,
     contexts_of,
@@ -16,12 +22,6 @@ from enumeration import (
     relative_error,
     tabular,
 )
-from torch import Tensor
-
-from cdpg import partition
-from cdpg.models.base import LanguageModel
-from cdpg.objectives import CDPG, DPG, Reinforce
-from cdpg.target import log_target
 
 KINDS = ("tabular", "llama", "t5")
 TOLERANCE = 1e-6

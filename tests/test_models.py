@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import Tensor
 
+import tiny
 from cdpg import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.errors import UserError

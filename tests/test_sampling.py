@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from enumeration import contexts_of, tabular
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpg.models.tabular import TabularModel
 from cdpg.sampling import assemble, draw_tokens, sample_chunks
 from cdpg.uniforms import UniformStream, philox4x32
+from enumeration import contexts_of, tabular
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from enumeration import Universe, contexts_of, flat_gradient, four_token_transformer, relative_error, tabular
 
 from cdpg import CDPGConfig
 from cdpg.models.base import LanguageModel
@@ -23,6 +22,7 @@ from cdpg.objectives.ziegler import (
 )
 from cdpg.optimization import accumulate
 from cdpg.scoring import score_samples
+from enumeration import Universe, contexts_of, flat_gradient, four_token_transformer, relative_error, tabular
 
 
 def test_the_reward_is_paid_at_the_last_real_token() -> None:
@@ -123,7 +123,7 @@ def test_the_penalty_is_to_the_real_base() -> None:
     same, other = copy.deepcopy(policy), tabular(2)
     config = CDPGConfig(method="ziegler")
     for base, expected in ((same, 0.0), (other, None)):
-        universe, epoch = make_epoch(policy, base)
+        _, epoch = make_epoch(policy, base)
         objective = Ziegler(config, policy)
         objective.credit(epoch, policy)
         kl = float((epoch.log_q - epoch.log_a).mean())

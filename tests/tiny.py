@@ -75,22 +75,37 @@ CAUSAL: dict[str, Callable[[int], PreTrainedModel]] = {
     ),
     "gpt_neo": lambda v: GPTNeoForCausalLM(
         GPTNeoConfig(
-            vocab_size=v, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
-            window_size=8, max_position_embeddings=128, **{k: x for k, x in _IDS.items() if k != "pad_token_id"},
+            vocab_size=v,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=8,
+            max_position_embeddings=128,
+            **{k: x for k, x in _IDS.items() if k != "pad_token_id"},
         )
-    ),  # fmt: skip
+    ),
     "llama": lambda v: LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=v, num_hidden_layers=2, num_key_value_heads=2, tie_word_embeddings=True,
-            max_position_embeddings=128, **SMALL, **_IDS,
+            vocab_size=v,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            max_position_embeddings=128,
+            **SMALL,
+            **_IDS,
         )
-    ),  # fmt: skip
+    ),
     "qwen2": lambda v: Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=v, num_hidden_layers=2, num_key_value_heads=2, max_position_embeddings=128,
-            **{k: x for k, x in SMALL.items() if k != "head_dim"}, **_IDS,
+            vocab_size=v,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            **{k: x for k, x in SMALL.items() if k != "head_dim"},
+            **_IDS,
         )
-    ),  # fmt: skip
+    ),
     "qwen3": lambda v: Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=v, num_hidden_layers=2, num_key_value_heads=2, max_position_embeddings=128, **SMALL, **_IDS
@@ -100,22 +115,36 @@ CAUSAL: dict[str, Callable[[int], PreTrainedModel]] = {
 SEQ2SEQ: dict[str, Callable[[int], PreTrainedModel]] = {
     "t5": lambda v: T5ForConditionalGeneration(
         T5Config(
-            vocab_size=v, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=PAD,
-            pad_token_id=PAD, eos_token_id=EOS,
+            vocab_size=v,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=PAD,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
         )
-    ),  # fmt: skip
+    ),
     "t5_gated_untied": lambda v: T5ForConditionalGeneration(
         T5Config(
-            vocab_size=v, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=PAD,
-            pad_token_id=PAD, eos_token_id=EOS, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+            vocab_size=v,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=PAD,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
         )
-    ),  # fmt: skip
+    ),
     "bart": lambda v: BartForConditionalGeneration(
         BartConfig(vocab_size=v, decoder_start_token_id=EOS, forced_eos_token_id=EOS, **_BART, **_IDS)
     ),
-    "marian": lambda v: MarianMTModel(
-        MarianConfig(vocab_size=v, decoder_start_token_id=PAD, **_BART, **_IDS)
-    ),
+    "marian": lambda v: MarianMTModel(MarianConfig(vocab_size=v, decoder_start_token_id=PAD, **_BART, **_IDS)),
 }
 FAMILIES = {**CAUSAL, **SEQ2SEQ}
 

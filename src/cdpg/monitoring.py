@@ -20,9 +20,7 @@ def metrics_record(
 ) -> dict[str, Any]:
     """The epoch's line, without its times; means are over valid samples, zeros included."""
     partition = summarize_partition(epoch.log_ratio, epoch.valid)
-    kl, _ = mean_over_covered(
-        kl_target_policy(log_target(epoch.log_a, epoch.b), epoch.log_q, epoch.valid, epsilon)
-    )
+    kl, _ = mean_over_covered(kl_target_policy(log_target(epoch.log_a, epoch.b), epoch.log_q, epoch.valid, epsilon))
     return {
         "epoch": epoch.number,
         "satisfaction": float(epoch.b[epoch.valid].mean()),
@@ -50,8 +48,7 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
     total = samples.lengths.numel()
     order = UniformStream(seed, "samples", epoch.number).permutation(total)[:count]
     b, log_ratio, log_a, log_z = (
-        epoch.own(tensor)
-        for tensor in (epoch.b, epoch.log_ratio, epoch.log_a, epoch.log_z[:, None].expand_as(epoch.b))
+        epoch.own(tensor) for tensor in (epoch.b, epoch.log_ratio, epoch.log_a, epoch.log_z[:, None].expand_as(epoch.b))
     )
     log_q = samples.log_q.flatten()
     records = []

@@ -51,7 +51,7 @@ def accumulate(
     loss_sum = 0.0
     for part in plan_passes(epoch.samples, rows, tokens_per_pass):
         loss = credit.loss(part, policy.score(*prompts_and_rows(epoch.samples, part))) / divisor
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         loss_sum += float(loss.detach())
     return loss_sum
 

@@ -18,11 +18,11 @@ class Processes:
 
     @property
     def count(self) -> int:
-        return self.accelerator.num_processes
+        return int(self.accelerator.num_processes)
 
     @property
     def is_main(self) -> bool:
-        return self.accelerator.is_main_process
+        return bool(self.accelerator.is_main_process)
 
     def share(self, total: int) -> range:
         """This process's part of ``range(total)``; parts are consecutive and differ by at most one."""
@@ -34,7 +34,7 @@ class Processes:
         if self.count == 1:
             return tensor
         moved = tensor.to(self.accelerator.device)
-        summed: Tensor = self.accelerator.reduce(moved.clone(), reduction="sum")  # type: ignore[assignment]
+        summed: Tensor = self.accelerator.reduce(moved.clone(), reduction="sum")
         return summed.to(tensor.device)
 
     def join(self, own: Tensor, share: range, total: int) -> Tensor:

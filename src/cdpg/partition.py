@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
-    """log Ẑ_c with Ẑ_c = mean_j P_c(x_j)/q(x_j|c), ``[context]``; −∞ where no sample satisfies. Unbiased before the log."""
+    """log Ẑ_c with Ẑ_c = mean_j P_c(x_j)/q(x_j|c), unbiased for Z_c; ``[context]``, −∞ where no sample satisfies."""
     return log_ratio.masked_fill(~valid, float("-inf")).logsumexp(dim=1) - valid.sum(dim=1).to(log_ratio).log()
 
 

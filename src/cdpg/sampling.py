@@ -99,14 +99,14 @@ def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 def _block_sums(weights: Tensor) -> Tensor:
     whole = weights.shape[1] // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
+    sums: Tensor = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
     if whole < weights.shape[1]:
         sums = torch.cat([sums, weights[:, whole:].sum(dim=1, keepdim=True)], dim=1)
     return sums
 
 
 def _first_above(edges: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """The first of ``[row, edge]`` cumulative sums above the goal; rounding cannot carry it past the last that rises."""
+    """The first of ``[row, edge]`` cumulative sums above the goal; rounding cannot carry it past the last rise."""
     top = edges[:, -1:]
     goal = torch.minimum(goal, torch.nextafter(top, torch.zeros_like(top)))
     return torch.searchsorted(edges, goal, right=True), goal
@@ -219,19 +219,18 @@ def assemble(
     flat = {row: (chunk, i) for chunk in chunks for i, row in enumerate(chunk.row)}
     ordered = [flat[row] for row in range(len(flat))]
     count, width = len(ordered), max((len(chunk.tokens[i]) for chunk, i in ordered), default=0)
-    tokens, log_q = torch.zeros(count, width, dtype=torch.long), torch.zeros(count, width, dtype=torch.float64)
+    tokens, log_q = np.zeros((count, width), dtype=np.int64), np.zeros((count, width))
     for row, (chunk, i) in enumerate(ordered):
         length = len(chunk.tokens[i])
-        tokens[row, :length] = torch.tensor(chunk.tokens[i])
-        log_q[row, :length] = torch.tensor(chunk.token_log_q[i], dtype=torch.float64)
+        tokens[row, :length], log_q[row, :length] = chunk.tokens[i], chunk.token_log_q[i]
     shape = (len(contexts), samples_per_context)
     texts = [chunk.texts[i] for chunk, i in ordered]
     return Samples(
         contexts=tuple(contexts),
         prompts=tuple(prompts),
         texts=tuple(tuple(texts[i * shape[1] : (i + 1) * shape[1]]) for i in range(shape[0])),
-        tokens=tokens.view(*shape, width),
+        tokens=torch.from_numpy(tokens).view(*shape, width),
         lengths=torch.tensor([len(chunk.tokens[i]) for chunk, i in ordered], dtype=torch.long).view(shape),
-        token_log_q=log_q.view(*shape, width),
+        token_log_q=torch.from_numpy(log_q).view(*shape, width),
         ended=torch.tensor([chunk.ended[i] for chunk, i in ordered], dtype=torch.bool).view(shape),
     )

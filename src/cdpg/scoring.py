@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,30 +26,44 @@ def plan_passes(samples: Samples, rows: Tensor, tokens_per_pass: int) -> list[Te
         sorted(rows.tolist(), key=lambda row: (prompt_lengths[row // per_context], row // per_context, lengths[row])),
     )
     plans = [_cut(order, prompt_lengths, lengths, per_context, tokens_per_pass) for order in orders]
-    return [torch.tensor(part) for part in min(plans, key=lambda plan: plan[1])[0]]
+    cheapest = min(plans, key=lambda plan: sum(part.cost for part in plan))
+    return [torch.tensor(part.rows) for part in cheapest]
+
+
+@dataclass
+class _Pass:
+    """Rows that are scored together."""
+
+    rows: list[int] = field(default_factory=list)
+    contexts: set[int] = field(default_factory=set)
+    longest_prompt: int = 0
+    longest: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Tokens, padding included."""
+        return len(self.contexts) * self.longest_prompt + len(self.rows) * self.longest
+
+    def with_row(self, row: int, context: int, prompt: int, length: int) -> _Pass:
+        return _Pass(
+            [*self.rows, row], self.contexts | {context}, max(self.longest_prompt, prompt), max(self.longest, length)
+        )
 
 
 def _cut(
     order: Iterable[int], prompt_lengths: Sequence[int], lengths: Sequence[int], per_context: int, limit: int
-) -> tuple[list[list[int]], int]:
-    """Consecutive parts of ``order`` within the limit (a row alone may exceed it), and their cost in tokens."""
-    parts: list[list[int]] = []
-    total = cost = 0
+) -> list[_Pass]:
+    """Consecutive parts of ``order`` within the limit; a row alone may exceed it."""
+    parts: list[_Pass] = []
     for row in order:
         context = row // per_context
-        if parts:
-            contexts = seen | {context}
-            wider = max(longest_prompt, prompt_lengths[context]), max(longest, lengths[row])
-            new_cost = len(contexts) * wider[0] + (len(parts[-1]) + 1) * wider[1]
-            if new_cost <= limit:
-                parts[-1].append(row)
-                seen, cost, (longest_prompt, longest) = contexts, new_cost, wider
-                continue
-        total += cost
-        parts.append([row])
-        seen, longest_prompt, longest = {context}, prompt_lengths[context], lengths[row]
-        cost = longest_prompt + longest
-    return parts, total + cost
+        facts = row, context, prompt_lengths[context], lengths[row]
+        longer = parts[-1].with_row(*facts) if parts else None
+        if longer is not None and longer.cost <= limit:
+            parts[-1] = longer
+        else:
+            parts.append(_Pass().with_row(*facts))
+    return parts
 
 
 def prompts_and_rows(samples: Samples, part: Tensor) -> tuple[list[Prompt], Rows]:

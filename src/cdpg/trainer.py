@@ -229,7 +229,9 @@ class CDPGTrainer:
 
 def _accelerator(config: CDPGConfig) -> Accelerator:
     # Precision is the models' own affair: autocast is entered where a model runs, and nowhere else.
-    return Accelerator(cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir)
+    return Accelerator(
+        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir
+    )
 
 
 def _policy_and_base(

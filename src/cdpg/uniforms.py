@@ -51,7 +51,8 @@ class UniformStream:
         words = philox4x32(counter, self._key())
         # 52 bits, centred in their cell: never 0, never 1, and no rounding.
         bits = ((words[:, 0] << np.uint64(32)) | words[:, 1]) >> np.uint64(12)
-        return (bits.astype(np.float64) + 0.5) * 2.0**-52
+        uniforms: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-52
+        return uniforms
 
     def permutation(self, count: int) -> NDArray[np.int64]:
         """A shuffle of ``range(count)``, the same wherever it is computed."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cdpg.contexts import Context
-from cdpg.errors import UserError
+from cdpg.errors import RunError, UserError
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion.
@@ -26,7 +27,9 @@ class Judge:
             raise UserError("no constraint was given: pass a function of (prompts, completions, **columns)")
         for constraint in self.constraints:
             if not callable(constraint):
-                raise UserError(f"a constraint must be a function of (prompts, completions, **columns), not {constraint!r}")
+                raise UserError(
+                    f"a constraint must be a function of (prompts, completions, **columns), not {constraint!r}"
+                )
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
 
     def __call__(
@@ -39,9 +42,21 @@ class Judge:
         arguments = _arguments(contexts, texts, token_ids)
         for constraint, accepted in zip(self.constraints, self._accepted, strict=True):
             wanted = arguments if accepted is None else {key: arguments[key] for key in accepted if key in arguments}
-            values = as_verdicts(name_of(constraint), constraint(**wanted), len(texts))
+            values = as_verdicts(name_of(constraint), _call(constraint, wanted), len(texts))
             verdicts = [verdict * value for verdict, value in zip(verdicts, values, strict=True)]
         return verdicts
+
+
+def _call(constraint: Constraint, arguments: dict[str, list[Any]]) -> Any:
+    """Call the user's function; what it raises is told with the line that raised it."""
+    try:
+        return constraint(**arguments)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise RunError(
+            f"constraint {name_of(constraint)} raised {type(error).__name__}: {error} ({frame.filename}, line "
+            f"{frame.lineno})"
+        ) from error
 
 
 def as_verdicts(name: str, values: Any, expected: int) -> list[float]:
@@ -60,7 +75,8 @@ def as_verdicts(name: str, values: Any, expected: int) -> list[float]:
             number = math.nan
         if not 0.0 <= number <= 1.0:
             raise UserError(
-                f"constraint {name} returned {value!r} for completion {index}: expected true, false or a number in [0, 1]"
+                f"constraint {name} returned {value!r} for completion {index}: "
+                f"expected true, false or a number in [0, 1]"
             )
         verdicts.append(number)
     return verdicts

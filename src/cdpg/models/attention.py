@@ -66,14 +66,15 @@ def shared_attention(
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Matrix products over two batch axes, which ``bmm`` does faster when they are one."""
-    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
+    product: Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
+    return product
 
 
 def _prompt_scores(folded: Tensor, prefix: PrefixLayer) -> Tensor:
     """``[R, K, G, D]`` queries to ``[R, K, G, P]`` scores against the prompt of each row's context."""
     groups = prefix.shared.groups
     spread = groups.spread(folded).transpose(1, 2)  # [C, K, width, G, D]
-    scores = _product(spread.flatten(2, 3), prefix.keys.transpose(2, 3))  # type: ignore[union-attr]
+    scores = _product(spread.flatten(2, 3), prefix.keys.transpose(2, 3))
     return groups.collect(scores.unflatten(2, spread.shape[2:4]).transpose(1, 2))
 
 
@@ -81,7 +82,7 @@ def _prompt_values(weights: Tensor, prefix: PrefixLayer) -> Tensor:
     """``[R, K, G, P]`` weights to the prompt's part of the output, ``[R, K, G, D]``."""
     groups = prefix.shared.groups
     spread = groups.spread(weights).transpose(1, 2)  # [C, K, width, G, P]
-    values = _product(spread.flatten(2, 3), prefix.values)  # type: ignore[arg-type]
+    values = _product(spread.flatten(2, 3), prefix.values)
     return groups.collect(values.unflatten(2, spread.shape[2:4]).transpose(1, 2))
 
 

@@ -45,7 +45,8 @@ class Groups:
     def spread(self, rows: Tensor) -> Tensor:
         """``[R, …]`` to ``[C, width, …]``."""
         full = rows if self.slots is None else rows.index_select(0, self.slots)
-        return full.unflatten(0, (self.count, -1))
+        spread: Tensor = full.unflatten(0, (self.count, -1))
+        return spread
 
     def collect(self, spread: Tensor) -> Tensor:
         """``[C, width, …]`` back to ``[R, …]``."""
@@ -75,9 +76,11 @@ class PrefixLayer(CacheLayerMixin):
     """Keys and values of the prompts, ``[C, K, P, D]``; full, and the same for all rows of a context."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, shared: Shared) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values, self.shared, self.is_initialized = keys, values, shared, True
         keys.cdpg_layer = self  # type: ignore[attr-defined]  # how the attention finds it
 
@@ -105,9 +108,11 @@ class RowLayer(CacheLayerMixin):
     """
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, shared: Shared, capacity: int, share: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shared = shared
         self.prefix = PrefixLayer(keys, values, shared) if share else None
         context, prompt = shared.groups.context, keys.shape[2]

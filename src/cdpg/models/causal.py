@@ -43,7 +43,7 @@ class CausalModel(TransformerModel):
 
     def _decoding_cache(self, prefix: Any, shared: Shared, capacity: int, share: bool) -> tuple[Any, list[RowLayer]]:
         layers = [RowLayer(layer.keys, layer.values, shared, capacity, share) for layer in prefix.layers]
-        return Cache(layers=layers), layers
+        return Cache(layers=[*layers]), layers
 
     def _check_head(self) -> None:
         ids = torch.arange(2, device=self.device)[None]

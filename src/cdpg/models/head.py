@@ -1,4 +1,4 @@
-"""From a decoder's states to log-probabilities of chosen tokens, without a vocabulary-sized tensor for a whole batch."""
+"""From a decoder's states to log-probabilities of chosen tokens, without vocabulary-sized tensors for whole batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VocabularyHead:
     @property
     def shape(self) -> tuple[int, int]:
         """Tokens of the vocabulary, and features of a state."""
-        rows, columns = self._projection.weight.shape  # type: ignore[misc, union-attr]
+        rows, columns = self._projection.weight.shape  # type: ignore[misc]
         return rows, columns
 
     def __call__(self, hidden: Tensor) -> Tensor:

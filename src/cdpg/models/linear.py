@@ -23,7 +23,7 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
         if _available():
             for module in model.modules():
                 if _packable(module):
-                    module.forward = _linear(module, rows)  # type: ignore[method-assign]
+                    module.forward = _linear(module, rows)
                     packed.append(module)
         yield
     finally:

@@ -60,7 +60,8 @@ def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
         from peft import get_peft_model
     except ImportError as error:
         raise UserError("peft_config was given, but PEFT is not installed: pip install 'cdpg[peft]'") from error
-    return get_peft_model(module, peft_config)  # type: ignore[arg-type]
+    adapted: nn.Module = get_peft_model(module, peft_config)
+    return adapted
 
 
 def choose_device(config: CDPGConfig) -> torch.device:

@@ -56,7 +56,7 @@ class Seq2SeqModel(TransformerModel):
         cross: list[Any] = [PrefixLayer(x.keys, x.values, shared) for x in prefix.cross_attention_cache.layers]
         if not share:
             cross = [RowLayer(x.keys, x.values, shared, 0, share=False) for x in prefix.cross_attention_cache.layers]
-        cache = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
+        cache = EncoderDecoderCache(Cache(layers=[*layers]), Cache(layers=cross))
         return cache, layers if share else [*layers, *cross]
 
     def _decode(self, tokens: Tensor, encoded: Tensor, mask: Tensor, cache: Any) -> Tensor:

@@ -103,7 +103,5 @@ class Codec:
         return text[len(before) :] if text.startswith(before) else self._text(known)
 
     def _text(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -190,9 +190,7 @@ class TransformerModel(LanguageModel):
 class _TransformerDecoding(Decoding):
     """Steps of sampling: caches written in place, the prompt's shared where the model's attention allows it."""
 
-    def __init__(
-        self, model: TransformerModel, prefix: State, context: Tensor, max_length: int, share: bool
-    ) -> None:
+    def __init__(self, model: TransformerModel, prefix: State, context: Tensor, max_length: int, share: bool) -> None:
         self.model, self.share = model, share
         self.shared = Shared.of(context, prefix.mask)
         cache, self.layers = model._decoding_cache(prefix.cache, self.shared, max_length, share)

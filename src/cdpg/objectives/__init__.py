@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cdpg.config import CDPGConfig
 from cdpg.models.base import LanguageModel
 from cdpg.objectives.base import Credit, Epoch, Objective, WeightedObjective
@@ -15,7 +17,7 @@ __all__ = ["CDPG", "DPG", "Credit", "Epoch", "Objective", "Reinforce", "Weighted
 
 def make_objective(config: CDPGConfig, policy: LanguageModel) -> Objective:
     """The objective that ``method`` names."""
-    makers = {
+    makers: dict[str, Callable[[], Objective]] = {
         "cdpg": lambda: CDPG(config.partition_epsilon),
         "dpg": lambda: DPG(config.partition_epsilon),
         "reinforce": Reinforce,

@@ -23,7 +23,7 @@ _LARGEST_ERROR = 0.2
 
 
 def token_rewards(b: Tensor, log_q: Tensor, log_a: Tensor, lengths: Tensor, beta: float) -> Tensor:
-    """−β (log q_t − log a_t) at every token, plus b at the last; ``[row]`` and ``[row, token]`` to ``[row, token]``."""
+    """−β (log q_t − log a_t) at every token, plus b at the last, ``[row, token]``."""
     rewards = -beta * (log_q - log_a)
     return rewards.scatter_add(1, lengths[:, None] - 1, b[:, None])
 
@@ -46,7 +46,8 @@ def whiten(values: Tensor, mask: Tensor, total: Callable[[Tensor], Tensor]) -> T
     count, first, second = total(torch.stack([mask.sum().to(values), (values * mask).sum(), (values**2 * mask).sum()]))
     mean = first / count
     variance = (second / count - mean**2).clamp(min=0.0)
-    return (values - mean) * (variance + 1e-8).rsqrt() * mask
+    white: Tensor = (values - mean) * (variance + 1e-8).rsqrt() * mask
+    return white
 
 
 def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

@@ -1,0 +1,56 @@
+# Every target sets up `.venv` by itself; all it needs is Python 3.10 or newer.
+PYTHON ?= python3
+# Test processes side by side, each with one thread of arithmetic: more threads than cores make the suite slower.
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format types unit bench docs clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	$(BIN)/python -m cdpg.demo
+
+test: lint types unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore=tests/faults
+
+ifneq ($(wildcard tests/faults),)
+.PHONY: test-faults
+# Killed processes, full disks, damaged files: slow, and one at a time.
+test-faults: $(READY)
+	$(BIN)/python -m pytest -q tests/faults
+endif
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt
+	$(BIN)/python benchmarks/epoch.py
+
+docs: $(READY)
+	@test -f mkdocs.yml || { echo "there is no mkdocs.yml yet: nothing to build" >&2; exit 1; }
+	$(BIN)/python -m mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is older than Python 3.10: name a newer one, for example 'make PYTHON=python3.11'" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "$(PYTHON) -m venv does not work here: on Debian and Ubuntu, install the package python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $@

@@ -1,0 +1,5 @@
+"""``python -m cdpg`` is ``cdpg``."""
+
+from cdpg.cli import main
+
+main()
