@@ -224,11 +224,10 @@ def _as(kind: Any, value: Any) -> Any:
             return tuple(_as(kinds[0], item) for item in items)
         if len(items) == len(kinds):
             return tuple(_as(inner, item) for inner, item in zip(kinds, items, strict=True))
-    elif kind is float and not isinstance(value, bool):
-        return float(value)  # also "1e-5", which YAML 1.1 reads as text
-    elif kind is int and not isinstance(value, bool):
-        if int(value) == float(value):
-            return int(value)
+    elif kind in (int, float):
+        number = float(value)  # also "1e-5", which YAML 1.1 reads as text
+        if not isinstance(value, bool) and (kind is float or number == int(number)):
+            return kind(value)
     elif isinstance(value, kind):
         return value
     raise TypeError(kind)

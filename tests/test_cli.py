@@ -1,0 +1,150 @@
+"""The command, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tiny
+from cdpg.cli import main
+from cdpg.runlog import read_jsonl
+
+CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
+SMALL = ["--set", "max_completion_length=6", "--set", "num_generations=4", "--set", "contexts_per_epoch=2"]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    tiny.save(tmp_path / "llama", "llama")
+    (tmp_path / "contexts.csv").write_text("source,note\ntwo dogs,1\nthree cats and a dog,2\n", encoding="utf-8")
+    (tmp_path / "checks.py").write_text(CONSTRAINT, encoding="utf-8")
+    return tmp_path
+
+
+def cdpg(folder: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cdpg", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+OWN = ["--model", "llama", "--contexts", "contexts.csv", "--constraint", "checks:even", "--prompt-column", "source"]
+
+
+def test_run_and_sample(workplace: Path) -> None:
+    result = cdpg(workplace, "run", *OWN, *SMALL, "--epochs", "3", "--output-dir", "out")
+    assert result.returncode == 0, result.stderr
+    assert "cdpg on llama: 2 contexts, 3 epochs of 2 contexts × 4 samples" in result.stderr
+    assert "epoch 3/3" in result.stderr
+    assert "cdpg sample out" in result.stdout
+    assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
+    sampled = cdpg(workplace, "sample", "out", "--context", "two dogs", "-n", "2")
+    assert sampled.returncode == 0, sampled.stderr
+    assert sampled.stdout.count("log-probability") == 2
+
+
+def test_run_from_a_file(workplace: Path) -> None:
+    (workplace / "job.yaml").write_text(
+        "model: llama\ncontexts: contexts.csv\nprompt_column: source\nconstraint: checks:even\nmethod: reinforce\n"
+        "epochs: 9\nmax_completion_length: 6\nnum_generations: 4\ncontexts_per_epoch: 2\noutput_dir: out\n",
+        encoding="utf-8",
+    )
+    result = cdpg(workplace, "run", "job.yaml", "--epochs", "1")
+    assert result.returncode == 0, result.stderr
+    assert "reinforce on llama" in result.stderr
+    assert "method: reinforce" in (workplace / "out" / "config.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", *OWN, "--set", "num_train_epochs=3"], "unknown setting 'num_train_epochs': use epochs"),
+        (["run", *OWN, "--set", "learning_rte=3"], "did you mean 'learning_rate'"),
+        (["run", "--model", "llama"], "contexts, constraint must be given"),
+        (["run", "nowhere.yaml"], "'nowhere.yaml' is not a configuration file"),
+        (["run", *OWN[:4], "--constraint", "checks:odd"], "'checks' has no function 'odd'; it has even"),
+        (["run", *OWN[:4], "--constraint", "nochecks:odd"], "there is no module 'nochecks'"),
+        (["run", *OWN[:4], "--constraint", "checks"], "module:function"),
+        (["run", *OWN[:2], "--contexts", "none.csv", *OWN[4:]], "none.csv"),
+        (["run", *OWN[:6]], "source"),
+        (["run", "--model", "nosuch", *OWN[2:]], "cannot load the model 'nosuch'"),
+        (["run", *OWN], "max_completion_length is 128, but the model's window is 128"),
+        (["sample", "nosuch", "--context", "x"], "cannot load the model 'nosuch'"),
+    ],
+)
+def test_mistakes_exit_with_2_and_one_sentence(
+    workplace: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "checks", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    sys.modules.pop("checks", None)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (workplace / "runs").exists()
+
+
+def test_a_constraint_that_raises_ends_the_run_with_1_and_its_line(workplace: Path) -> None:
+    (workplace / "checks.py").write_text("def even(prompts, completions):\n    return 1 / 0\n", encoding="utf-8")
+    result = cdpg(workplace, "run", *OWN, *SMALL)
+    assert result.returncode == 1, result.stderr
+    assert "checks:even raised ZeroDivisionError" in result.stderr
+    assert "line 2" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_second_run_in_the_same_folder_needs_resume(workplace: Path) -> None:
+    small = [*OWN, *SMALL, "--output-dir", "out"]
+    assert cdpg(workplace, "run", *small, "--epochs", "2", "--set", "warmup_epochs=0").returncode == 0
+    refused = cdpg(workplace, "run", *small, "--epochs", "2")
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    more = cdpg(workplace, "run", *small, "--epochs", "3", "--set", "warmup_epochs=0", "--resume")
+    assert more.returncode == 0, more.stderr
+    assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: int, status: int) -> None:
+    arguments = ["run", *OWN, *SMALL, "--epochs", "100000", "--output-dir", "out", "--set", "warmup_epochs=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cdpg", *arguments], cwd=workplace, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    metrics = workplace / "out" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == status, stderr
+    assert "continue with --resume" in stderr
+    done = sum(1 for _ in read_jsonl(metrics))
+    assert (workplace / "out" / "checkpoints" / f"epoch-{done:06}").is_dir()
+    resumed = cdpg(workplace, *arguments, "--resume", "--set", f"epochs={done + 1}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert sum(1 for _ in read_jsonl(metrics)) == done + 1
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "--help"])
+    assert stop.value.code == 0
+    assert "--constraint checks:short" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,134 @@
+"""Settings: typed, checked all at once, and answered in the user's own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
+from cdpg.errors import UserError
+from cdpg.job import Job, gather
+
+
+def test_defaults_follow_the_paper() -> None:
+    config = CDPGConfig()
+    assert (config.contexts_per_epoch, config.partition_epsilon, config.epochs) == (32, 1e-8, 1000)
+    assert config.warmup == 100
+    assert CDPGConfig(epochs=50).warmup == 5
+    assert config.ziegler_beta == 0.2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("learning_rate", "1e-5", 1e-5),
+        ("epochs", 7.0, 7),
+        ("batch_size", None, None),
+        ("report_to", "tensorboard", ("tensorboard",)),
+        ("report_to", ["a", "b"], ("a", "b")),
+        ("adam_betas", [0.5, 0.9], (0.5, 0.9)),
+        ("max_grad_norm", 1, 1.0),
+    ],
+)
+def test_values_are_read_as_their_type(key: str, value: Any, expected: Any) -> None:
+    assert getattr(CDPGConfig.from_mapping({key: value}), key) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("epochs", "many", "epochs takes a whole number, not 'many'"),
+        ("epochs", 1.5, "epochs takes a whole number, not 1.5"),
+        ("epochs", True, "epochs takes a whole number, not True"),
+        ("method", "ppo", "method takes 'cdpg' or 'dpg' or 'reinforce' or 'ziegler', not 'ppo'"),
+        ("adam_betas", [0.9], "adam_betas takes a list"),
+        ("trust_remote_code", "yes", "trust_remote_code takes true or false, not 'yes'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        CDPGConfig.from_mapping({key: value})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epochs", 0), ("learning_rate", float("nan")), ("learning_rate", -1.0), ("max_grad_norm", 0.0), ("seed", -1)],
+)
+def test_a_value_that_cannot_be_meant_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=key):
+        CDPGConfig(**{key: value})
+
+
+def test_a_batch_larger_than_the_epoch_is_refused() -> None:
+    with pytest.raises(UserError, match="batch_size is 65, more than the 64 samples"):
+        CDPGConfig(contexts_per_epoch=4, num_generations=16, batch_size=65)
+
+
+def test_unknown_settings_are_answered_with_the_nearest_all_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        CDPGConfig.from_mapping({"learnign_rate": 1, "num_train_epochs": 3, "epochs": "x"})
+    message = str(error.value)
+    assert "did you mean 'learning_rate'" in message
+    assert "use epochs (here an epoch is one round of sampling" in message
+    assert "epochs takes a whole number" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_train_epochs", "epochs"), ("max_steps", "epochs"), ("save_steps", "save_every"),
+        ("save_total_limit", "keep_checkpoints"), ("eval_steps", "evaluate_every"),
+        ("warmup_steps", "warmup_epochs"), ("per_device_train_batch_size", "batch_size"),
+    ],
+)  # fmt: skip
+def test_hugging_face_names_are_answered_with_the_setting_meant(name: str, meant: str) -> None:
+    assert meant in FIELDS
+    with pytest.raises(UserError, match=f"unknown setting '{name}': use {meant}"):
+        CDPGConfig.from_mapping({name: 1})
+
+
+def test_settings_round_trip() -> None:
+    config = CDPGConfig(report_to=("tensorboard",), batch_size=8, learning_rate=3e-7)
+    assert CDPGConfig.from_mapping(config.to_mapping()) == config
+
+
+def test_yaml_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("learning_rate: 1e-5\n", encoding="utf-8")
+    assert CDPGConfig.from_mapping(read_yaml(path)).learning_rate == 1e-5
+    path.write_text("", encoding="utf-8")
+    assert read_yaml(path) == {}
+    for text, message in (
+        ("- a\n- b\n", "name: value"),
+        ("a: [", "not valid YAML"),
+        ("a: !!python/name:os.system", "YAML"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            read_yaml(path)
+
+
+def test_overrides_win() -> None:
+    assert parse_overrides(["epochs=3", "report_to=[a, b]", "output_dir=x=y"]) == {
+        "epochs": 3,
+        "report_to": ["a", "b"],
+        "output_dir": "x=y",
+    }
+    with pytest.raises(UserError, match="key=value"):
+        parse_overrides(["epochs"])
+
+
+def test_a_job_is_a_file_overlaid_by_options_overlaid_by_set(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: a\ncontexts: b.csv\nconstraint: [m:f, m:g]\nepochs: 1\nseed: 1\nmethod: dpg\n")
+    values = gather(path, {"model": "z", "epochs": 2, "contexts": None}, ["epochs=3"])
+    job = Job.from_mapping(values)
+    assert (job.model, job.contexts, job.constraint) == ("z", "b.csv", ("m:f", "m:g"))
+    assert (job.settings.epochs, job.settings.seed, job.settings.method) == (3, 1, "dpg")
+    with pytest.raises(UserError, match=r"contexts, constraint must be given, by --contexts, --constraint"):
+        Job.from_mapping({"model": "a"})
+    with pytest.raises(UserError, match="did you mean 'contexts'"):
+        Job.from_mapping({"model": "a", "constraint": "m:f", "context": "b"})

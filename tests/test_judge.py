@@ -1,0 +1,94 @@
+"""What constraints are given, and what is made of what they return."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cdpg.constraints.judge import Judge
+from cdpg.contexts import Context
+from cdpg.errors import RunError, UserError
+
+CONTEXTS = [Context("p", {"k": 1}, 1), Context("q", {"k": 2}, 2)]
+
+
+def judge(*constraints: Any, contexts: list[Context] = CONTEXTS) -> list[float]:
+    return Judge(list(constraints))(contexts, ["x", "yy"], [[1], [2, 3]])
+
+
+def returning(values: Any) -> Any:
+    def named(prompts: Any, completions: Any, **kwargs: Any) -> Any:
+        return values
+
+    return named
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[True, 0.5], (1, 0.5), np.array([1.0, 0.5]), torch.tensor([1.0, 0.5]), [np.float32(1), torch.tensor(0.5)]],
+)
+def test_bools_and_numbers_of_any_kind(values: Any) -> None:
+    assert judge(returning(values)) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0], "named returned 1 values for 2 completions"),
+        ([1.0, math.nan], "named returned nan for completion 1"),
+        ([1.0, 1.5], "named returned 1.5 for completion 1"),
+        ([-0.1, 1.0], "named returned -0.1 for completion 0"),
+        ([None, 1.0], "named returned None for completion 0"),
+        (["1", 1.0], "named returned '1' for completion 0"),
+        (True, "named must return a list"),
+        (None, "named must return a list"),
+    ],
+)
+def test_anything_else_is_an_error_that_names_the_function(values: Any, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        judge(returning(values))
+    assert message in str(error.value)
+
+
+def test_several_multiply() -> None:
+    assert judge(returning([0.5, 1.0]), returning([0.5, 0.0])) == [0.25, 0.0]
+
+
+def test_columns_come_as_keyword_lists() -> None:
+    def check(prompts: list[str], completions: list[str], k: list[int]) -> list[bool]:
+        assert prompts == ["p", "q"]
+        return [number == len(text) for number, text in zip(k, completions, strict=True)]
+
+    assert judge(check) == [1.0, 1.0]
+
+
+def test_a_chat_prompt_is_answered_by_a_message() -> None:
+    chat = [Context(({"role": "user", "content": "hi"},), {}, 1)] * 2
+
+    def check(prompts: Any, completions: Any, **kwargs: Any) -> list[bool]:
+        assert prompts[0] == [{"role": "user", "content": "hi"}]
+        assert completions[1] == [{"role": "assistant", "content": "yy"}]
+        return [True, True]
+
+    assert judge(check, contexts=chat) == [1.0, 1.0]
+
+
+def test_an_exception_is_told_with_its_line() -> None:
+    def broken(prompts: Any, completions: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(RunError, match=r"broken raised ZeroDivisionError: oops \(.*test_judge.py, line \d+\)"):
+        judge(broken)
+
+
+def test_what_is_no_constraint_is_refused() -> None:
+    with pytest.raises(UserError, match="no constraint"):
+        Judge([])
+    with pytest.raises(UserError, match="must be a function"):
+        Judge(["m:f"])  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"must take \(prompts, completions"):
+        Judge(lambda text: True)
