@@ -88,7 +88,7 @@ def test_cdpg_objective_normalises_by_the_sampled_partition(case: Case) -> None:
 def test_weights_carry_no_gradient_and_survive_one_that_does(case: Case) -> None:
     """A weight that depends on θ must still be treated as a constant."""
     log_pi = case.universe.differentiable_log_prob(case.policy)
-    attached = partition.weights(case.log_target - log_pi, case.log_z, 0.0) * log_pi.exp()
+    attached = partition.weights(case.log_target - log_pi, case.log_z, 0.0) * log_pi.exp().detach()
     assert attached.requires_grad
     through_objective = case.universe.gradient(case.policy, attached)
     assert relative_error(through_objective, case.exact()) < TOLERANCE

@@ -271,3 +271,23 @@ def test_large_vocabularies_are_scored_piece_by_piece_with_the_same_gradient(mon
     monkeypatch.setattr("cdpg.models.head._LOGITS_AT_ONCE", 300 * 7)
     pieces = gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob().sum())
     assert float((whole - pieces).norm() / whole.norm()) < 1e-6
+
+
+def test_bfloat16_that_would_end_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe runs in a process of its own; here one that dies the way an illegal instruction does."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(UserError, match="use dtype: float32"):
+        language_model("llama", dtype="bfloat16")
+
+
+def test_under_reduced_precision_log_q_is_scored_like_the_base() -> None:
+    try:
+        model = language_model("llama", dtype="bfloat16")
+    except UserError:
+        pytest.skip("no bfloat16 on this CPU")
+    assert not model.exact_sampling
+    assert next(model.module.parameters()).dtype == torch.float32
+    samples = draw(model)
+    rescored = score_samples(model, samples, torch.arange(24), 200)
+    assert torch.isfinite(rescored).all()
+    assert (rescored.sum(dim=2) - samples.log_q).abs().max() > 1e-4, "this is why it is re-scored"

@@ -100,7 +100,7 @@ class TransformerModel(LanguageModel):
         return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
 
     def sampling(self, rows: int) -> AbstractContextManager[None]:
-        return packed_weights(self.module, rows)
+        return packed_weights(self.module, rows) if self.exact_sampling else nullcontext()
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
