@@ -109,7 +109,7 @@ class CDPGConfig:
     """Precision of the computation; the tuned weights stay in float32 under bfloat16."""
     rows_per_pass: int = 256
     """Sequences sampled side by side: more is faster, and needs more memory."""
-    tokens_per_pass: int = 2048
+    tokens_per_pass: int = 1280
     """Tokens scored or differentiated at once: memory grows with this, not with N·M."""
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ class Updater:
                 skipped += 1
                 continue
             loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
-            if norm == norm and norm != float("inf"):
+            if math.isfinite(norm):
                 self.optimizer.step()
                 losses.append(loss)
                 norms.append(norm)
@@ -114,5 +115,7 @@ class Updater:
         loss = accumulate(self.policy, credit, epoch, own, divisor, self.config.tokens_per_pass)
         self.processes.sum_gradients(self.parameters)
         loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
-        limit = self.config.max_grad_norm or float("inf")
-        return loss, float(nn.utils.clip_grad_norm_(self.parameters, limit, error_if_nonfinite=False))
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
+        return loss, float(norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -111,8 +112,8 @@ class CDPGTrainer:
             for number in range(done + 1, self.args.epochs + 1):
                 record = self._epoch(number)
                 progress.update(record)
-                signal_number = int(self.processes.total(torch.tensor(stop.received or 0)))
-                ending = number == self.args.epochs or signal_number > 0 or self._callbacks.should_stop
+                signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
+                ending = number == self.args.epochs or signalled or self._callbacks.should_stop
                 nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
                 if ending or number % self.args.save_every == 0 or nonfinite_epochs == _NONFINITE_LIMIT:
                     self._save_checkpoint(number)
@@ -121,8 +122,10 @@ class CDPGTrainer:
                         f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
                         f"the last checkpoint is of epoch {number}"
                     )
-                if signal_number:
-                    raise Interrupted(f"stopped after epoch {number}; continue with --resume", signal_number)
+                if signalled:
+                    # Another process may have heard the signal that this one did not.
+                    cause = stop.received or signal.SIGTERM
+                    raise Interrupted(f"stopped after epoch {number}; continue with --resume", cause)
                 if ending:
                     break
             self._callbacks.call("on_train_end")

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cdpg.errors import UserError
 
-_LOGITS_AT_ONCE = 2**25
-"""Numbers in the largest ``[token, vocabulary]`` tensor that is held: 128 MB in float32."""
+_LOGITS_AT_ONCE = 2**26
+"""Numbers in the largest ``[token, vocabulary]`` tensor that is held: 256 MB in float32."""
 
 
 class VocabularyHead:

@@ -29,7 +29,7 @@ def token_rewards(b: Tensor, log_q: Tensor, log_a: Tensor, lengths: Tensor, beta
 
 
 def advantages(rewards: Tensor, values: Tensor, mask: Tensor, decay: float) -> Tensor:
-    """Generalised advantage estimates with γ = 1, ``[row, token]``: A_t = δ_t + λ A_{t+1}, δ_t = r_t + V_{t+1} − V_t."""
+    """Generalised advantage estimates, γ = 1, ``[row, token]``: A_t = δ_t + λ A_{t+1}, δ_t = r_t + V_{t+1} − V_t."""
     result = torch.zeros_like(rewards)
     values = values * mask
     following, next_value = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])

@@ -1,0 +1,61 @@
+"""The README's code runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """Where the hub id ``t5-small`` is a folder with a tiny model, and the run is short."""
+    tiny.save(tmp_path / "t5-small", "t5")
+    (tmp_path / "prompts.csv").write_text("prompt\nsummarize: two dogs\n", encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> None:
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_python_and_command_line_examples(workplace: Path) -> None:
+    (program,) = blocks("python")
+    small = "epochs=2, num_generations=2, contexts_per_epoch=1, max_completion_length=4"
+    program = program.replace('output_dir="runs/short"', f'output_dir="runs/python", {small}')
+    (workplace / "program.py").write_text(program, encoding="utf-8")
+    run(workplace, sys.executable, "program.py")
+    assert (workplace / "runs" / "python" / "model" / "model.safetensors").is_file()
+
+    rule = re.search(r"def short.*?\n    return .*?\n", program, re.DOTALL)
+    assert rule is not None
+    (workplace / "rules.py").write_text(rule[0], encoding="utf-8")
+    (command,) = (block for block in blocks("sh") if "cdpg run" in block)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[0] == "cdpg"
+    words[words.index("--epochs") + 1] = "2"
+    settings = ("num_generations=2", "contexts_per_epoch=1", "max_completion_length=4")
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    run(workplace, sys.executable, "-m", "cdpg", *words[1:], *overrides)
+    assert (workplace / "runs" / "short" / "model" / "model.safetensors").is_file()
