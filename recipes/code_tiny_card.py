@@ -1,0 +1,176 @@
+"""Saving `code-tiny`, and what is measured of it: how its samples compile, and how they compare with real functions."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from code_tiny_data import BODY_TOKENS, END, SIGNATURE_TOKENS
+from transformers import GenerationConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
+
+from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, function_source, pep8_clean
+
+SAMPLES = 4
+"""Completions of each signature at evaluation."""
+
+CARD = """\
+---
+license: psf-2.0
+language: [code]
+pipeline_tag: text-generation
+library_name: transformers
+---
+
+# code-tiny
+
+A GPT-Neo of {parameters} parameters that completes Python functions: the base model of the code tasks. It is small
+enough to tune on a laptop and fails often enough for a constraint to have work to do. It is no assistant: its
+functions look like Python and mean nothing.
+
+- Prompt: the line `def name(...):`, dedented, **without** a line break after it. The model goes on with a line break
+  and the indented body, then the end token `{end}`. Padding has a token of its own.
+- {layers} layers of width {width}, {heads} heads, tied embeddings, {vocabulary} tokens of byte-level BPE. A line break
+  with its indentation is one token; no token spans the end of a signature. At most {window} tokens.
+- Stored as float16, loaded as float32 (`"dtype": "float32"` in `config.json`).
+
+## Data
+
+Functions and methods of Python's standard library, its `test` package included: {training_functions:,} distinct ones
+of {body} tokens of body or fewer, {training_tokens:,} tokens. Docstrings and comments were taken out; functions with
+tabs, non-ASCII text, lines of more than 100 characters or signatures over several lines were left out, and so was
+`async def`. Files are split by a seed: no file that gives a signature to tune or to evaluate on was trained on.
+The sources are under the PSF licence, version 2.
+
+## Training
+
+`OMP_NUM_THREADS=1 python recipes/code_tiny.py`, about {minutes:.0f} minutes of one core: {epochs} passes, seed {seed}.
+The loss counts the tokens of the body and the end token, given the signature.
+
+| loss, nats a token | |
+| --- | --- |
+| training functions | {training_loss:.3f} |
+| held-out functions | {held_out_loss:.3f} |
+
+## Samples
+
+{n} samples ({samples} for each of the held-out signatures), temperature 1, whole vocabulary, at most {body} tokens, cut
+at the function's end; beside them the real functions of the same signatures that fit into {body} tokens, cleaned as in
+training.
+
+| | sampled | real |
+| --- | --- | --- |
+{rows}
+
+| outcome of compiling | share of the samples |
+| --- | --- |
+{kinds}
+"""
+
+
+def write_model(model: GPTNeoForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Half precision on disk, to save space; the configuration has it loaded as float32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=BODY_TOKENS,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    copy.deepcopy(model).half().save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    tokenizer.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+@torch.inference_mode()
+def sample(model: Any, tokenizer: PreTrainedTokenizerFast, signatures: Sequence[str], seed: int) -> list[str]:
+    """One completion for each signature: the whole vocabulary at temperature 1, at most `BODY_TOKENS` tokens."""
+    torch.manual_seed(seed)
+    model.eval()
+    completions: list[str] = []
+    for start in range(0, len(signatures), 100):
+        prompts = tokenizer(list(signatures[start : start + 100]), return_tensors="pt", padding=True)
+        prompts.pop("token_type_ids", None)
+        tokens = model.generate(
+            **prompts, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=BODY_TOKENS
+        )
+        width = prompts["input_ids"].shape[1]
+        completions += tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)
+    return completions
+
+
+def describe(sources: Sequence[str]) -> dict[str, Any]:
+    """Share that compiles; of those that do, the mean number of AST nodes, characters and lines."""
+    outcomes = compile_outcomes(sources)
+    good = [source for source, outcome in zip(sources, outcomes, strict=True) if outcome == OK]
+    return {
+        "samples": len(sources),
+        "compiles": len(good) / len(sources),
+        "ast_nodes": mean(count or 0 for count in ast_nodes_of(good)),
+        "characters": mean(map(len, good)),
+        "characters_of_all": mean(map(len, sources)),
+        "lines": mean(source.count("\n") for source in good),
+        "outcomes": dict(Counter(outcomes).most_common(12)),
+    }
+
+
+def evaluate(folder: Path, signatures: Sequence[str], held_out: Sequence[tuple[str, str]], seed: int) -> dict[str, Any]:
+    """Samples of the model as it was saved, beside the real functions of the same signatures that fit its limit."""
+    model = GPTNeoForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    contexts = [signature for signature in signatures for _ in range(SAMPLES)]
+    completions = sample(model, tokenizer, contexts, seed)
+    sources = [function_source(context, text) for context, text in zip(contexts, completions, strict=True)]
+    wanted = set(signatures)
+    real = [
+        (signature, body)
+        for signature, body in held_out
+        if signature in wanted and len(tokenizer.encode(body)) < BODY_TOKENS
+    ]
+    return {
+        "sampled": describe(sources) | {"pep8_clean": mean(pep8_clean(contexts, completions))},
+        "real": describe([function_source(*pair) for pair in real])
+        | {"pep8_clean": mean(pep8_clean(*zip(*real, strict=True)))},
+        "examples": sources[: 12 * SAMPLES : SAMPLES],
+    }
+
+
+def write_card(folder: Path, figures: dict[str, Any], parameters: int) -> None:
+    """The model card, its figures taken from the run that made the model."""
+    sampled, real, recipe = figures["sampled"], figures["real"], figures["recipe"]
+    rows = "\n".join(
+        f"| {name} | {sampled[key]:.{digits}f} | {real[key]:.{digits}f} |"
+        for name, key, digits in (
+            ("share that compiles", "compiles", 3),
+            ("share without PEP8 violation", "pep8_clean", 3),
+            ("AST nodes of those that compile, mean", "ast_nodes", 1),
+            ("characters of those that compile, mean", "characters", 0),
+            ("characters of all, mean", "characters_of_all", 0),
+            ("lines of those that compile, mean", "lines", 1),
+        )
+    )
+    kinds = "\n".join(f"| {kind} | {number / sampled['samples']:.3f} |" for kind, number in sampled["outcomes"].items())
+    text = CARD.format(
+        rows=rows,
+        kinds=kinds,
+        parameters=f"{parameters:,}",
+        **figures,
+        **recipe,
+        n=sampled["samples"],
+        samples=SAMPLES,
+        body=BODY_TOKENS,
+        window=BODY_TOKENS + SIGNATURE_TOKENS,
+        end=END,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
