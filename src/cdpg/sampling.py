@@ -163,7 +163,10 @@ class _Batch:
 
     def step(self, uniforms: Tensor, last: bool) -> bool:
         """Draw one token for each living row; false when none is left to go on."""
-        tokens, log_q = draw_tokens(self.model.logits(self.decoding.hidden), uniforms)
+        logits = self.model.logits(self.decoding.hidden)
+        if logits.device.type == "mps":
+            logits = logits.cpu()  # there is no float64 there
+        tokens, log_q = draw_tokens(logits, uniforms)
         for row, token, log_prob in zip(self.alive.tolist(), tokens.tolist(), log_q.tolist(), strict=True):
             self.tokens[row].append(token)
             self.log_q[row].append(log_prob)
@@ -172,10 +175,10 @@ class _Batch:
         if last or not living:
             return False
         if len(living) < len(self.alive):
-            kept = torch.tensor(_few_moves(living), device=tokens.device)
-            self.alive, tokens = self.alive[kept.cpu().numpy()], tokens[kept]
-            self.decoding.keep(kept)
-        self.decoding.advance(tokens)
+            kept = _few_moves(living)
+            self.alive, tokens = self.alive[kept], tokens[kept]
+            self.decoding.keep(torch.tensor(kept, device=self.model.device))
+        self.decoding.advance(tokens.to(self.model.device))
         return True
 
     def _stopped(self, row: int) -> bool:
