@@ -49,6 +49,9 @@ def test_run_and_sample(workplace: Path) -> None:
     assert "epoch 3/3" in result.stderr
     assert "cdpg sample out" in result.stdout
     assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
+    again = cdpg(workplace, "run", "out/config.yaml", "--output-dir", "again")
+    assert again.returncode == 0, again.stderr
+    assert (workplace / "again" / "samples.jsonl").read_bytes() == (workplace / "out" / "samples.jsonl").read_bytes()
     sampled = cdpg(workplace, "sample", "out", "--context", "two dogs", "-n", "2")
     assert sampled.returncode == 0, sampled.stderr
     assert sampled.stdout.count("log-probability") == 2

@@ -218,6 +218,48 @@ def test_resuming_under_other_settings_is_refused_with_what_changed(tmp_path: Pa
     assert len(untimed(tmp_path)) == 6
 
 
+def test_resuming_on_another_base_is_refused_though_its_name_is_the_same(tmp_path: Path) -> None:
+    """A model that was tuned in place is no longer the base it was."""
+    first = tabular_trainer(tmp_path)
+    first.train()
+    tuned = CDPGTrainer(first.policy, has_a, settings(tmp_path, epochs=6), train_dataset=CONTEXTS)
+    with pytest.raises(UserError, match="the base changed"):
+        tuned.train(resume_from_checkpoint=True)
+
+
+def test_a_trainer_that_has_trained_does_not_start_over(tmp_path: Path) -> None:
+    trainer = tabular_trainer(tmp_path)
+    trainer.train()
+    shutil.rmtree(tmp_path)
+    with pytest.raises(UserError, match="make a new one"):
+        trainer.train()
+
+
+def test_adapters_start_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def make(folder: str, seed: int) -> CDPGTrainer:
+        return CDPGTrainer(
+            tiny.make_model("llama"),
+            even,
+            settings(tmp_path / folder, seed=seed),
+            train_dataset=PROMPTS,
+            processing_class=tiny.tokenizer_for("llama"),
+            peft_config=peft.LoraConfig(r=4, target_modules=["q_proj"]),
+        )
+
+    torch.manual_seed(1)
+    first = weights(make("a", seed=0))
+    torch.manual_seed(2)
+    assert torch.equal(weights(make("b", seed=0)), first)
+    assert not torch.equal(weights(make("c", seed=1)), first)
+
+
+def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="report_to names nosuch"):
+        tabular_trainer(tmp_path, report_to=("nosuch",))
+
+
 def test_an_older_checkpoint_takes_the_run_back(tmp_path: Path) -> None:
     trainer = tabular_trainer(tmp_path, epochs=6, keep_checkpoints=9)
     trainer.train()
@@ -256,6 +298,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr[-3000:]
     for method in METHODS:
+        assert len(untimed(tmp_path / "2" / "one-context" / method)) == 5, "a process without a context stops nobody"
         distributed_run.main(tmp_path / "1", method)
         one, two = (json.loads((tmp_path / n / method / "result.json").read_text()) for n in ("1", "2"))
         assert (one["processes"], two["processes"]) == (1, 2)

@@ -74,8 +74,11 @@ def run(
 
     _quiet_transformers()
     found = load_contexts(job.contexts, prompt_column=job.prompt_column, notify=lambda text: _note(console, text))
-    trainer = CDPGTrainer(job.model, constraints, job.settings, found, command=shlex.join(sys.argv))
-    _note(console, _plan(job, len(found)))
+    trainer = CDPGTrainer(
+        job.model, constraints, job.settings, found, command=shlex.join(sys.argv), inputs=job.inputs()
+    )
+    if trainer.processes.is_main:
+        _note(console, _plan(job, len(found)))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
         _summary(Console(), trainer.folder.path, record)

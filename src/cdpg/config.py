@@ -218,7 +218,9 @@ def _as(kind: Any, value: Any) -> Any:
         if value in typing.get_args(kind):
             return value
     elif origin is tuple:
-        items = [value] if isinstance(value, str) else list(value)
+        items = (
+            [value] if isinstance(value, str) and value != "none" else [] if value in (None, "none") else list(value)
+        )
         kinds = typing.get_args(kind)
         if kinds[-1] is Ellipsis:
             return tuple(_as(kinds[0], item) for item in items)
@@ -264,6 +266,13 @@ def _problems(config: CDPGConfig) -> Iterable[str]:
         value = getattr(config, key)
         if not 0 <= value < float("inf"):
             yield f"{key} must be a finite number of at least 0, not {value}"
+    for key in ("ziegler_target_kl", "ziegler_clip"):
+        if not 0 < getattr(config, key) < float("inf"):
+            yield f"{key} must be above 0 and finite, not {getattr(config, key)}"
+    if not 0 <= config.ziegler_gae_lambda <= 1:
+        yield f"ziegler_gae_lambda must lie in [0, 1], not {config.ziegler_gae_lambda}"
+    if not all(0 <= beta < 1 for beta in config.adam_betas):
+        yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
     if config.max_grad_norm is not None and not config.max_grad_norm > 0:
         yield f"max_grad_norm must be above 0, not {config.max_grad_norm}"
     if config.batch_size is not None and config.batch_size > config.samples_per_epoch:

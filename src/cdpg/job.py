@@ -30,6 +30,15 @@ class Job:
     """The column of the contexts that holds the prompt."""
     settings: CDPGConfig
 
+    def inputs(self) -> dict[str, Any]:
+        """All but the settings, as :meth:`from_mapping` takes it."""
+        return {
+            "model": self.model,
+            "contexts": self.contexts,
+            "constraint": list(self.constraint),
+            "prompt_column": self.prompt_column,
+        }
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Job:
         """From a flat mapping of everything; what is missing or unknown is reported at once."""

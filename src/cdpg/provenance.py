@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import torch
+from torch import nn
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts import Context, fingerprint
@@ -21,16 +23,37 @@ _FREE = frozenset(
 """Settings that a resumed run may change without changing what it computes; the warm-up is compared as it works out."""
 
 
-def origin(model: str, constraints: Sequence[str], contexts: Sequence[Context], command: str | None) -> dict[str, Any]:
+def origin(
+    model: str,
+    base: nn.Module,
+    constraints: Sequence[str],
+    contexts: Sequence[Context],
+    stop: str | None,
+    processes: int,
+    command: str | None,
+) -> dict[str, Any]:
     """All that a configuration does not say and a repetition needs."""
     return {
         "command": command,
         "model": model,
+        "base": weights_digest(base),
+        "device": next(base.parameters()).device.type,
+        "processes": processes,
         "constraints": list(constraints),
+        "stop": stop,
         "contexts": {"count": len(contexts), "sha256": fingerprint(contexts)},
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **_versions()},
     }
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 of the parameters that no adapter adds: what the base is, whatever it is called."""
+    digest = hashlib.sha256()
+    for name, parameter in module.named_parameters():
+        if "lora_" not in name:
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> None:
@@ -46,7 +69,7 @@ def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str,
     before = state["origin"]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
-        for key in ("model", "constraints", "contexts", "threads")
+        for key in ("model", "base", "device", "processes", "constraints", "stop", "contexts", "threads")
         if before[key] != now[key]
     ]
     if changes:

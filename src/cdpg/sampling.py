@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.contexts import Context
+from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, Prompt, Rows
 from cdpg.uniforms import UniformStream
 
@@ -86,6 +87,8 @@ def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     probabilities = logits.softmax(dim=1)
     blocks = _block_sums(probabilities).double().cumsum(dim=1)  # [row, block]
     total = blocks[:, -1:]
+    if not bool(total.isfinite().all()):
+        raise RunError("the model's probabilities are not finite: its weights hold NaN or have grown beyond bounds")
     block, goal = _first_above(blocks, uniforms.to(total)[:, None] * total)
     before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
 

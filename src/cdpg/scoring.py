@@ -77,7 +77,7 @@ def prompts_and_rows(samples: Samples, part: Tensor) -> tuple[list[Prompt], Rows
 def score_samples(model: LanguageModel, samples: Samples, rows: Tensor, tokens_per_pass: int) -> Tensor:
     """``[context, sample, token]``, float64: log-probabilities of the tokens of some flat rows, 0 elsewhere."""
     scores = torch.zeros_like(samples.token_log_q)
-    flat = scores.view(-1, scores.shape[2])
+    flat = scores.flatten(0, 1)
     for part in plan_passes(samples, rows, tokens_per_pass):
         log_probs = model.score(*prompts_and_rows(samples, part)).log_probs
         flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)

@@ -48,6 +48,7 @@ class Trainable:
         for key, value in checkpoint.tensors.get("optimizer", {}).items():
             name, _, kind = key.rpartition(".")
             moments.setdefault(name, {})[kind] = value
+        self.optimizer.state.clear()
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(checkpoint.tensors["weights"][name])

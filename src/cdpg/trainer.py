@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from rich.console import Console
 from torch import nn
 
@@ -46,7 +47,8 @@ class CDPGTrainer:
     ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
     ``(prompts, completions, **columns)``; ``train_dataset`` anything :func:`~cdpg.contexts.load_contexts` takes.
-    ``stop`` may end a sequence before its end token, for the base and the policy alike.
+    ``stop`` may end a sequence before its end token, for the base and the policy alike. ``command`` and ``inputs``
+    (model, contexts and constraint by name) are written to ``config.yaml``, so that the run can be repeated from it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class CDPGTrainer:
         *,
         stop: StopRule | None = None,
         command: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> None:
         self.args = args or CDPGConfig()
         if train_dataset is None:
@@ -87,10 +90,14 @@ class CDPGTrainer:
         self._metrics, self._samples = JsonlFile(self.folder.metrics), JsonlFile(self.folder.samples)
         self._origin = provenance.origin(
             model if isinstance(model, str) else _model_name(self.policy),
+            self.base.module,
             [name_of(constraint) for constraint in self.judge.constraints],
             self.contexts,
+            None if stop is None else type(stop).__name__,
+            self.processes.count,
             command,
         )
+        self._used, self._inputs = False, dict(inputs or {})
 
     @property
     def model(self) -> nn.Module:
@@ -113,7 +120,8 @@ class CDPGTrainer:
                 record = self._epoch(number)
                 progress.update(record)
                 signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
-                ending = number == self.args.epochs or signalled or self._callbacks.should_stop
+                wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
+                ending = number == self.args.epochs or signalled or wanted
                 nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
                 if ending or number % self.args.save_every == 0 or nonfinite_epochs == _NONFINITE_LIMIT:
                     self._save_checkpoint(number)
@@ -182,9 +190,13 @@ class CDPGTrainer:
     def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
         checkpoint = self._find_checkpoint(resume, progress)
+        if checkpoint is None and self._used:
+            raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
+        self._used = True
         if checkpoint is not None:
             provenance.check_resume(checkpoint.state, self.args, self._origin)
             self._trainable.restore(checkpoint)
+            self.processes.wait()  # nobody may still be reading what is tidied up below
             progress.note(f"continuing after epoch {checkpoint.epoch}")
         if self.processes.is_main:
             if not resume:
@@ -192,7 +204,7 @@ class CDPGTrainer:
             tidy(self.folder.checkpoints)
             for name, file in (("metrics", self._metrics), ("samples", self._samples)):
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
-            write_yaml(self.folder.config, {**self.args.to_mapping(), "origin": self._origin})
+            write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if checkpoint is not None and not isinstance(resume, bool):
             self._save_checkpoint(checkpoint.epoch)  # the run is taken back: what came later goes
         if self.args.report_to:
@@ -232,6 +244,13 @@ class CDPGTrainer:
 
 def _accelerator(config: CDPGConfig) -> Accelerator:
     # Precision is the models' own affair: autocast is entered where a model runs, and nowhere else.
+    known = sorted(str(tracker) for tracker in get_available_trackers())
+    missing = [name for name in config.report_to if name not in known]
+    if missing:
+        raise UserError(
+            f"report_to names {', '.join(missing)}, which is no installed tracker; "
+            f"installed: {', '.join(known) or 'none'}"
+        )
     return Accelerator(
         cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -35,24 +36,41 @@ def load_model(
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
-    module = _load_weights(model, config, dtype) if isinstance(model, str) else model.to(dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere
+        module = _load_weights(model, config, dtype) if isinstance(model, str) else _cast(model, dtype)
+        if peft_config is not None:
+            module = _with_adapters(module, peft_config)
     if tokenizer is None:
         tokenizer = _load_tokenizer(name, config)
-    if peft_config is not None:
-        module = _with_adapters(module, peft_config)
-    return wrap_model(module.to(device), tokenizer, config)
+    return wrap_model(module.to(device), tokenizer, config, own_adapters=peft_config is not None)
 
 
-def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig) -> TransformerModel:
-    """A loaded module and its tokenizer as a language model."""
+def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig, own_adapters: bool = False) -> TransformerModel:
+    """A loaded module and its tokenizer as a language model.
+
+    ``own_adapters``: its adapters are new, so that without them it is the base; a model that came with adapters is its
+    own base, adapters and all.
+    """
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError("no parameter of the model can be trained: all have requires_grad = False")
     inner = inner_model(module)
     seq2seq = bool(inner.config.is_encoder_decoder)
     end_ids = _end_ids(inner, tokenizer)
     codec = Codec(tokenizer, end_ids, _window(inner, tokenizer), seq2seq, config.long_contexts)
     dtype = getattr(torch, config.dtype)
     if not seq2seq:
-        return CausalModel(module, codec, dtype)
-    return Seq2SeqModel(module, codec, dtype, _decoder_prefix(inner, tokenizer, config))
+        return CausalModel(module, codec, dtype, own_adapters)
+    return Seq2SeqModel(module, codec, dtype, own_adapters, _decoder_prefix(inner, tokenizer, config))
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    try:
+        return module.to(dtype)
+    except ValueError as error:
+        raise UserError(
+            f"the model cannot be computed in {dtype}: {_first_line(error)}; give it unquantised"
+        ) from error
 
 
 def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
@@ -60,6 +78,11 @@ def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
         from peft import get_peft_model
     except ImportError as error:
         raise UserError("peft_config was given, but PEFT is not installed: pip install 'cdpg[peft]'") from error
+    if peft_config.is_prompt_learning:
+        raise UserError(
+            f"{type(peft_config).__name__} learns prompts, which cannot be scored exactly here: use adapters of the "
+            f"weights, such as LoraConfig"
+        )
     adapted: nn.Module = get_peft_model(module, peft_config)
     return adapted
 
@@ -96,7 +119,7 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Modul
         settings = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         kind: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
         module: nn.Module = kind.from_pretrained(name, dtype=dtype, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the model {name!r}: {_first_line(error)}{_where_looked(name)}") from error
     return module
 
@@ -104,7 +127,7 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Modul
 def _load_tokenizer(name: str, config: CDPGConfig) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UserError(
             f"cannot load a tokenizer for {name!r}: {_first_line(error)}; pass it as processing_class"
         ) from error

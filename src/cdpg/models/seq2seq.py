@@ -20,9 +20,16 @@ from cdpg.models.transformer import State, TransformerModel, pad
 class Seq2SeqModel(TransformerModel):
     """The prefix is the encoder's output and the decoder's first tokens, which are given and not scored."""
 
-    def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, decoder_prefix: Sequence[int]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        codec: Codec,
+        dtype: torch.dtype,
+        own_adapters: bool,
+        decoder_prefix: Sequence[int],
+    ) -> None:
         self.decoder_prefix = tuple(decoder_prefix)
-        super().__init__(module, codec, dtype)
+        super().__init__(module, codec, dtype, own_adapters)
 
     def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
         window = getattr(self.config, "max_position_embeddings", None)

@@ -88,9 +88,12 @@ class Codec:
             )
         messages = [dict(message) for message in context.prompt if not isinstance(message, str)]
         answering = messages[-1]["role"] != "assistant"
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=answering, continue_final_message=not answering
-        )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=answering, continue_final_message=not answering
+            )
+        except Exception as error:  # templates are programs, and raise what they like
+            raise UserError(f"row {context.row}: the model's chat template refuses the messages: {error}") from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:

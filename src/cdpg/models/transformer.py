@@ -20,13 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from cdpg.contexts import Context
+from cdpg.errors import UserError
 from cdpg.models import attention
-from cdpg.models.attention import Unsupported
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
 from cdpg.models.cache import RowLayer, Shared
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.linear import packed_weights
 from cdpg.models.text import Codec
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window")
+"""Settings by which families limit how far back a position sees."""
 
 
 @dataclass
@@ -57,12 +60,17 @@ class State:
 class TransformerModel(LanguageModel):
     """A Hugging Face model with a language-model head, dropout off."""
 
-    def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype) -> None:
-        self.codec, self.end_ids, self.dtype = codec, codec.end_ids, dtype
+    has_adapters: bool
+    """Whether new adapters are all that is trained, so that the base is the same model with them switched off."""
+
+    def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
+        self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
         self._attach(module)
-        with torch.no_grad(), self._precision():
+        self._on_trial = True  # in the weights' own precision, where a comparison means something
+        with torch.no_grad():
             self._check_head()
             self._shares = self._sharing_works()
+        self._on_trial = False
 
     def _attach(self, module: nn.Module) -> None:
         self.module = module.eval()
@@ -139,11 +147,6 @@ class TransformerModel(LanguageModel):
         return twin
 
     @property
-    def has_adapters(self) -> bool:
-        """Whether only adapters are trained, so that the base is the same model with them switched off."""
-        return hasattr(self.module, "disable_adapter") and hasattr(self.module, "peft_config")
-
-    @property
     def exact_sampling(self) -> bool:
         return self.dtype in (torch.float32, torch.float64)
 
@@ -163,26 +166,34 @@ class TransformerModel(LanguageModel):
                 config._attn_implementation = name
 
     def _can_share(self, state: State, max_length: int) -> bool:
-        """Whether the prompt's cache may stay where it is: not once a sliding window would leave part of it behind."""
-        window = getattr(self.config, "sliding_window", None)
-        return self._shares and (window is None or state.mask.shape[1] + max_length < window)
+        """Whether the prompt's cache may stay where it is: not once a local window would leave part of it behind."""
+        windows = [getattr(self.config, name, None) for name in _WINDOWS]
+        shortest = min((window for window in windows if window), default=None)
+        return self._shares and (shortest is None or state.mask.shape[1] + max_length < shortest)
 
     def _sharing_works(self) -> bool:
         """Try the shared attention beside the model's own, on two prompts of different length."""
-        prompts, context = [(0, 1), (1,)], torch.tensor([0, 1, 1], device=self.device)
-        ends = []
-        for share in (False, True):
-            decoding = _TransformerDecoding(self, self._prefill(prompts), context, 2, share)
-            try:
-                decoding.advance(torch.zeros_like(context))
-                decoding.advance(torch.zeros_like(context))
-            except (Unsupported, RuntimeError, ValueError, KeyError, AttributeError):
-                return False
-            ends.append(decoding.hidden)
-        return torch.allclose(ends[0], ends[1], rtol=1e-3, atol=1e-4)
+        try:
+            own = self._try_steps(share=False)
+        except Exception as error:
+            raise UserError(
+                f"models of type {self.config.model_type!r} cannot be decoded step by step from a key-value cache "
+                f"({type(error).__name__}: {error}): use a model of another type"
+            ) from error
+        try:
+            return torch.allclose(self._try_steps(share=True), own, rtol=1e-3, atol=1e-4)
+        except Exception:  # whatever an attention of another kind stumbles over, it works unshared
+            return False
+
+    def _try_steps(self, share: bool) -> Tensor:
+        context = torch.tensor([0, 1, 1], device=self.device)
+        decoding = _TransformerDecoding(self, self._prefill([(0, 1), (1,)]), context, 2, share)
+        for _ in range(2):
+            decoding.advance(torch.zeros_like(context))
+        return decoding.hidden
 
     def _precision(self) -> AbstractContextManager[Any]:
-        if self.exact_sampling:
+        if self.exact_sampling or self._on_trial:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 

@@ -32,7 +32,7 @@ def advantages(rewards: Tensor, values: Tensor, mask: Tensor, decay: float) -> T
     """Generalised advantage estimates, γ = 1, ``[row, token]``: A_t = δ_t + λ A_{t+1}, δ_t = r_t + V_{t+1} − V_t."""
     result = torch.zeros_like(rewards)
     values = values * mask
-    following, next_value = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    following = next_value = rewards.new_zeros(len(rewards))
     for position in reversed(range(rewards.shape[1])):
         delta = rewards[:, position] + next_value - values[:, position]
         following = (delta + decay * following) * mask[:, position]
@@ -74,7 +74,8 @@ class Ziegler(Objective):
     scores_every_sample = True
 
     def __init__(self, config: CDPGConfig, policy: LanguageModel) -> None:
-        self.config, self.passes, self.beta, self.kl = config, config.ziegler_epochs, config.ziegler_beta, 0.0
+        self.config, self.passes, self.kl = config, config.ziegler_epochs, 0.0
+        self.beta = self.beta_used = config.ziegler_beta
         parameter = next(policy.module.parameters())
         self.value_head = nn.Linear(policy.hidden_size, 1, device=parameter.device, dtype=parameter.dtype)
         nn.init.zeros_(self.value_head.weight)
@@ -83,9 +84,8 @@ class Ziegler(Objective):
 
     def credit(self, epoch: Epoch, policy: LanguageModel) -> Credit:
         samples = epoch.samples
-        count = samples.shape[0] * samples.shape[1]
         lengths = samples.lengths.flatten()
-        log_q, log_a = (tensor.view(count, -1) for tensor in (samples.token_log_q, epoch.token_log_a))
+        log_q, log_a = (tensor.flatten(0, 1) for tensor in (samples.token_log_q, epoch.token_log_a))
         mask = (torch.arange(log_q.shape[1]) < lengths[:, None]) & epoch.own(epoch.valid)[:, None]
         values = self._values(epoch, policy)
         rewards = token_rewards(epoch.own(epoch.b), log_q, log_a, lengths, self.beta)
@@ -110,6 +110,7 @@ class Ziegler(Objective):
         return values
 
     def _adapt_beta(self, epoch: Epoch) -> None:
+        self.beta_used = self.beta
         self.kl = float((epoch.log_q - epoch.log_a)[epoch.valid].mean())
         samples = int(epoch.valid.sum())
         self.beta = adapted_beta(
@@ -117,7 +118,7 @@ class Ziegler(Objective):
         )
 
     def metrics(self) -> dict[str, float]:
-        return {"beta": self.beta, "kl_policy_base": self.kl}
+        return {"beta": self.beta_used, "kl_policy_base": self.kl}
 
     def state(self) -> dict[str, float]:
         return {"beta": self.beta}
