@@ -75,6 +75,7 @@ class CDPGTrainer:
         self.contexts = load_contexts(train_dataset)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset)
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
+        self.policy.encode(self.eval_contexts, self.args.max_completion_length)  # held-out rows must fit as well
         self.objective = make_objective(self.args, self.policy)
         modules = [self.policy.module, *([self.objective.module] if self.objective.module else [])]
         self._parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -193,6 +194,10 @@ class CDPGTrainer:
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used = True
+        if self.eval_contexts:
+            progress.note(
+                f"{len(self.eval_contexts):,} held-out contexts were checked; train() does not evaluate on them"
+            )
         if checkpoint is not None:
             provenance.check_resume(checkpoint.state, self.args, self._origin)
             self._trainable.restore(checkpoint)
