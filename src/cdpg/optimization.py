@@ -91,7 +91,6 @@ class Updater:
                 norms.append(norm)
             else:
                 nonfinite += 1
-        self.optimizer.zero_grad(set_to_none=True)
         steps = len(losses)
         return StepSummary(
             loss=sum(losses) / steps if steps else None,
@@ -109,7 +108,8 @@ class Updater:
 
     def _gradient(self, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
-        self.optimizer.zero_grad(set_to_none=True)
+        # The buffers stay: a first try with few samples then needs the memory of the real run, and shows it.
+        self.optimizer.zero_grad(set_to_none=False)
         first, count = epoch.first_context * epoch.b.shape[1], epoch.samples.lengths.numel()
         own = rows[(rows >= first) & (rows < first + count)] - first
         loss = accumulate(self.policy, credit, epoch, own, divisor, self.config.tokens_per_pass)
