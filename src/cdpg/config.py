@@ -149,11 +149,6 @@ class CDPGConfig:
         """Epochs of warm-up, the default filled in."""
         return min(100, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
 
-    @property
-    def evaluation_interval(self) -> int:
-        """Epochs between evaluations, the default filled in."""
-        return max(1, self.epochs // 10) if self.evaluate_every is None else self.evaluate_every
-
 
 FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
 """Every setting with its type."""
