@@ -51,7 +51,7 @@ class Recipe:
     layers: int = 6
     heads: int = 5
     dropout: float = 0.0
-    epochs: int = 4
+    epochs: int = 5
     """Passes over the training functions."""
     epochs_with_stubs: int = 2
     """Passes, the first ones, that have stubs among the functions."""
