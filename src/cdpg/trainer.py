@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from io import StringIO
 from pathlib import Path
@@ -24,6 +24,9 @@ from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
 from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.evaluation.summary import BASE
+from cdpg.heldout import TUNED, Examination, HeldOut
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.monitoring import metrics_record, sample_records
@@ -32,7 +35,7 @@ from cdpg.optimization import Updater, learning_rate, make_optimizer
 from cdpg.parallel import Processes
 from cdpg.progress import Progress
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.runlog import JsonlFile, RunFolder, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, costs, write_json, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -47,8 +50,10 @@ class CDPGTrainer:
     ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
     ``(prompts, completions, **columns)``; ``train_dataset`` anything :func:`~cdpg.contexts.load_contexts` takes.
-    ``stop`` may end a sequence before its end token, for the base and the policy alike. ``command`` and ``inputs``
-    (model, contexts and constraint by name) are written to ``config.yaml``, so that the run can be repeated from it.
+    ``eval_dataset``, of the same kind, is held out: the base and the policy are evaluated on it along the run and at
+    its end. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds
+    metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to
+    ``config.yaml``, so that the run can be repeated from it.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class CDPGTrainer:
         peft_config: Any = None,
         *,
         stop: StopRule | None = None,
+        measure: Measure | None = None,
         command: str | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -75,7 +81,7 @@ class CDPGTrainer:
         self.contexts = load_contexts(train_dataset)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset)
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
-        self.policy.encode(self.eval_contexts, self.args.max_completion_length)  # held-out rows must fit as well
+        held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
         self.objective = make_objective(self.args, self.policy)
         modules = [self.policy.module, *([self.objective.module] if self.objective.module else [])]
         self._parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -88,7 +94,11 @@ class CDPGTrainer:
         )
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main)
         self.folder = RunFolder(self.args.output_dir)
-        self._metrics, self._samples = JsonlFile(self.folder.metrics), JsonlFile(self.folder.samples)
+        self._logs = {
+            "metrics": JsonlFile(self.folder.metrics),
+            "samples": JsonlFile(self.folder.samples),
+            "evaluations": JsonlFile(self.folder.evaluations),
+        }
         self._origin = provenance.origin(
             model if isinstance(model, str) else _model_name(self.policy),
             self.base.module,
@@ -99,6 +109,12 @@ class CDPGTrainer:
             command,
         )
         self._used, self._inputs = False, dict(inputs or {})
+        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
+        self.held_out = HeldOut(
+            self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
+            stop,
+        )  # fmt: skip
+        self._examination = Examination(self.held_out, self.policy, about)
 
     @property
     def model(self) -> nn.Module:
@@ -120,6 +136,8 @@ class CDPGTrainer:
             for number in range(done + 1, self.args.epochs + 1):
                 record = self._epoch(number)
                 progress.update(record)
+                if number % self.args.evaluation_interval == 0 or number == self.args.epochs:
+                    self._evaluate_along(number, progress)
                 signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
                 wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
                 ending = number == self.args.epochs or signalled or wanted
@@ -140,10 +158,26 @@ class CDPGTrainer:
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
+            if self.eval_contexts and self.args.evaluate_at_end:
+                self.evaluate(lambda text: _tell(progress, stop, text))
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
         return record
+
+    def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """The base and the tuned model on all held-out contexts, with intervals; written to ``evaluation.json``.
+
+        ``tell`` hears how far it has come.
+        """
+        if not self.eval_contexts:
+            raise UserError("there is nothing to evaluate on: pass eval_dataset")
+        found = self._examination.final(tell or _unheard)
+        if not self.processes.is_main:
+            return {}
+        result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
+        write_json(self.folder.evaluation, result)
+        return result
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
@@ -179,14 +213,28 @@ class CDPGTrainer:
         record["seconds"] = time.perf_counter() - started
         record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
         if self.processes.is_main:
-            self._metrics.append(record)
+            self._logs["metrics"].append(record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
-                self._samples.append(sample)
+                self._logs["samples"].append(sample)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.epoch_end(record)
         return record
+
+    def _evaluate_along(self, number: int, progress: Progress) -> None:
+        """Measure the policy on some held-out contexts and log it."""
+        if not self.eval_contexts:
+            return
+        progress.working(f"evaluating after epoch {number}")
+        record = self._examination.along(number)
+        if self.processes.is_main:
+            self._logs["evaluations"].append(record)
+        means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
+        if self.args.report_to:
+            numbers = {name: value for name, value in means.items() if value is not None}
+            self.processes.accelerator.log(numbers, step=number)
+        self._callbacks.call("on_evaluate", metrics=means)
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
@@ -194,10 +242,6 @@ class CDPGTrainer:
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used = True
-        if self.eval_contexts:
-            progress.note(
-                f"{len(self.eval_contexts):,} held-out contexts were checked; train() does not evaluate on them"
-            )
         if checkpoint is not None:
             provenance.check_resume(checkpoint.state, self.args, self._origin)
             self._trainable.restore(checkpoint)
@@ -207,7 +251,7 @@ class CDPGTrainer:
             if not resume:
                 self.folder.require_fresh()
             tidy(self.folder.checkpoints)
-            for name, file in (("metrics", self._metrics), ("samples", self._samples)):
+            for name, file in self._logs.items():
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if checkpoint is not None and not isinstance(resume, bool):
@@ -215,6 +259,8 @@ class CDPGTrainer:
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=_tracker_config(self.args))
         self.processes.wait()
+        if checkpoint is None:
+            self._evaluate_along(0, progress)
         return 0 if checkpoint is None else checkpoint.epoch
 
     def _find_checkpoint(self, resume: bool | str | Path | None, progress: Progress) -> Checkpoint | None:
@@ -233,13 +279,13 @@ class CDPGTrainer:
     def _save_checkpoint(self, number: int) -> None:
         """Write what a resumed run needs; the logs reach the disk first."""
         if self.processes.is_main:
-            for file in (self._metrics, self._samples):
+            for file in self._logs.values():
                 file.sync()
             state: Mapping[str, Any] = {
                 "config": self.args.to_mapping(),
                 "origin": self._origin,
                 "objective": self.objective.state(),
-                "positions": {"metrics": self._metrics.position(), "samples": self._samples.position()},
+                "positions": {name: file.position() for name, file in self._logs.items()},
             }
             tensors = self._trainable.tensors()
             save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
@@ -289,6 +335,17 @@ def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
 
 def _progress(epochs: int, main: bool) -> Progress:
     return Progress(epochs) if main else Progress(epochs, Console(file=StringIO()))
+
+
+def _tell(progress: Progress, stop: GentleStop, text: str) -> None:
+    """Show how far the last evaluation is. It may be cut short: the run itself is whole on the disk by then."""
+    if stop.received is not None:
+        raise Interrupted("stopped before the evaluation was done; continue with --resume", stop.received)
+    progress.working(text)
+
+
+def _unheard(message: str) -> None:
+    """Nobody asked how far it is."""
 
 
 def _tracker_config(config: CDPGConfig) -> dict[str, Any]:

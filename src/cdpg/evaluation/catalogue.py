@@ -42,7 +42,9 @@ METRICS: dict[str, Metric] = {
     ),
     "kl_policy_base": Metric("KL(π, a)", "Distance of the model from the base.", "nats", "lower"),
     "coverage": Metric("coverage", "Share of contexts with at least one satisfying sample.", better="higher"),
-    "z_mean": Metric("mean Z", "Mean over contexts of the estimated partition function: how much of the base satisfies."),
+    "z_mean": Metric(
+        "mean Z", "Mean over contexts of the estimated partition function: how much of the base satisfies."
+    ),
     "z_nstd": Metric("nstd(Z), raw", "Deviation of Z over contexts, divided by its mean; sampling noise included."),
     "z_nstd_corrected": Metric("nstd(Z), corrected", "The same with the sampling noise subtracted."),
     "ess": Metric("effective sample size", "(Σw)²/Σw² of a context's samples, as a share of them.", better="higher"),
@@ -59,11 +61,15 @@ METRICS: dict[str, Metric] = {
     "precision_source": Metric(
         "precision-source", "Share of the output's entities that are in the source.", better="higher"
     ),
-    "recall_target": Metric("recall-target", "Share of the reference's entities that are in the output.", better="higher"),
+    "recall_target": Metric(
+        "recall-target", "Share of the reference's entities that are in the output.", better="higher"
+    ),
     "entities": Metric("entities", "Distinct named entities of an output.", "entities", "higher", 2),
     "rouge_l": Metric("ROUGE-L", "F-measure against the reference.", better="higher"),
     "compilability": Metric("compilability", "Share of functions that compile.", better="higher"),
-    "pep8_violations": Metric("PEP8 violations", "Violations found by pycodestyle in a function.", "violations", "lower", 2),
+    "pep8_violations": Metric(
+        "PEP8 violations", "Violations found by pycodestyle in a function.", "violations", "lower", 2
+    ),
     "characters": Metric("characters", "Characters of a function, its signature included.", "characters", digits=1),
     "ast_nodes": Metric("AST nodes", "Nodes of the syntax tree, of functions that compile.", "nodes", digits=1),
 }
