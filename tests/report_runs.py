@@ -84,10 +84,14 @@ def compare_folder(folder: Path, task: str = "code-compilability", epochs: int =
     return folder
 
 
-def run_folder(folder: Path, method: str = "cdpg", task: str = "code-compilability", epochs: int = 200, seed: int = 0) -> Path:
+def run_folder(
+    folder: Path, method: str = "cdpg", task: str = "code-compilability", epochs: int = 200, seed: int = 0
+) -> Path:
     """One run, complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = CDPGConfig(output_dir=str(folder), method=method, epochs=epochs, contexts_per_epoch=16, num_generations=32, seed=seed)  # type: ignore[arg-type]
+    config = CDPGConfig(
+        output_dir=str(folder), method=method, epochs=epochs, contexts_per_epoch=16, num_generations=32, seed=seed
+    )  # type: ignore[arg-type]
     origin = {**ORIGIN, "command": ORIGIN["command"].format(task=task)}  # type: ignore[attr-defined]
     content = {**config.to_mapping(), "task": task, "origin": origin}
     (folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -203,11 +207,22 @@ def _evaluation_of(task: str, methods: dict[str, str], epochs: int) -> dict[str,
     for place, name in enumerate(["base", *methods]):
         satisfied = _ENDS[methods[name]][0] if name in methods else _START[0]
         fails = 10280 * (1 - satisfied)
-        outcomes[name] = {"token_rank": [int(90000 / (rank + 2) ** (1.02 + 0.04 * place)) + 1 for rank in range(4000 - 600 * place)]}
+        outcomes[name] = {
+            "token_rank": [int(90000 / (rank + 2) ** (1.02 + 0.04 * place)) + 1 for rank in range(4000 - 600 * place)]
+        }
         if task.startswith("code"):
             kinds = {"ok": 10280 - fails, "incomplete": 0.35 * fails, "invalid syntax": 0.4 * fails}
             kinds |= {"unterminated string literal": 0.15 * fails, "unexpected indent": 0.1 * fails}
-            codes = {"E501": 900, "W291": 720, "E231": 610, "E225": 500, "E303": 410, "W191": 300, "E261": 180, "E128": 90}
+            codes = {
+                "E501": 900,
+                "W291": 720,
+                "E231": 610,
+                "E225": 500,
+                "E303": 410,
+                "W191": 300,
+                "E261": 180,
+                "E128": 90,
+            }
             outcomes[name]["compile_outcome"] = {key: int(value) for key, value in kinds.items()}
             outcomes[name]["pep8_code"] = {key: int(value * (1.2 - satisfied)) for key, value in codes.items()}
         if task.startswith("summ"):

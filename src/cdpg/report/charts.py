@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from cdpg.report.series import Series
@@ -57,7 +58,7 @@ class Chart:
 
 def to_svg(chart: Chart) -> str:
     """The chart as an ``svg`` element."""
-    with matplotlib.rc_context(rc_settings()), warnings.catch_warnings():
+    with _settings(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks: the browser has others
         matplotlib.rcParams["svg.hashsalt"] = chart.name
         buffer = io.BytesIO()
@@ -69,16 +70,22 @@ def to_svg(chart: Chart) -> str:
 def to_file(chart: Chart, path: Path) -> None:
     """The chart as a file of the kind that the name's suffix says, on white; the same bytes every time."""
     metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
-    with matplotlib.rc_context(rc_settings()), warnings.catch_warnings():
+    with _settings(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         _figure(chart).savefig(path, metadata=metadata, facecolor="white")
 
 
+def _settings() -> Any:
+    """Matplotlib's settings while one figure is made; afterwards all is as it was."""
+    settings: Any = rc_settings()
+    return matplotlib.rc_context(settings)
+
+
 def _figure(chart: Chart) -> Any:
-    figure = Figure(figsize=(chart.width, chart.height), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
+    figure = Figure(figsize=(chart.width, chart.height), layout=layout)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     chart.draw(axes)
     return figure
 
@@ -144,8 +151,7 @@ def draw_bars(
     axes.set_xlabel(xlabel)
     axes.margins(x=0.12, y=0.02)
     axes.grid(False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    plain(axes.xaxis)
     _legend_above(axes, len(values))
 
 
@@ -168,7 +174,7 @@ def draw_stacks(
     axes.set_xlabel(xlabel)
     axes.margins(x=0.1)
     axes.grid(False, axis="y")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    plain(axes.xaxis)
     _legend_above(axes, len(parts))
 
 
@@ -176,11 +182,12 @@ def mark_level(axes: Any, value: float, label: str, *, upright: bool = False) ->
     """A thin line across the axes with its meaning beside it."""
     if upright:
         axes.axvline(value, color=MUTED[0], linewidth=0.9)
-        where, anchor, alignment = (value, 1.0), axes.get_xaxis_transform(), "bottom"
+        where, anchor = (value, 1.0), axes.get_xaxis_transform()
     else:
         axes.axhline(value, color=MUTED[0], linewidth=0.9)
-        where, anchor, alignment = (0.0, value), axes.get_yaxis_transform(), "bottom"
-    axes.text(*where, f" {label}", transform=anchor, va=alignment, ha="left", fontsize=8, color=MUTED[0])
+        where, anchor = (1.0, value), axes.get_yaxis_transform()
+    side = "center" if upright else "right"
+    axes.text(*where, label, transform=anchor, va="bottom", ha=side, fontsize=8, color=INK[0])
 
 
 def use_log(axis: Any, low: float, high: float) -> None:
@@ -192,6 +199,12 @@ def use_log(axis: Any, low: float, high: float) -> None:
     axis.set_major_formatter(FuncFormatter(_power))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
+
+
+def plain(axis: Any) -> None:
+    """A few marks with compact numbers."""
+    axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
 
 
 def compact(value: float, digits: int | None = None) -> str:
@@ -243,8 +256,7 @@ def _scale(axes: Any, lines: Sequence[Line], log_x: bool, log_y: bool, from_zero
     if log_x and xs:
         use_log(axes.xaxis, min(xs), max(xs))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+        plain(axes.xaxis)
     if log_y and ys:
         use_log(axes.yaxis, min(ys), max(ys))
         return
@@ -254,8 +266,7 @@ def _scale(axes: Any, lines: Sequence[Line], log_x: bool, log_y: bool, from_zero
     elif high - low < _LEAST_SPAN * abs(high):
         middle, half = (low + high) / 2, _LEAST_SPAN * abs(high) / 2
         axes.set_ylim(middle - half, middle + half)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    plain(axes.yaxis)
 
 
 def _name_ends(axes: Any, ends: Sequence[tuple[str, str, float | None]], log_y: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from cdpg.report.folders import Run
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.values import Interval, count, interval, mapping, mean, number, short
+from cdpg.report.values import Interval, count, interval, mapping, mean, number
 
 END_SHARE = 0.1
 """What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""
@@ -91,7 +91,9 @@ def low_coverage(label: str, coverage: float | None, z: float | None, per_contex
     """Too few contexts with a satisfying sample to learn from."""
     if coverage is None or coverage >= LOW_COVERAGE:
         return
-    text = f"Only {coverage:.0%} of the contexts had a satisfying sample at the end of the run; the others taught nothing."
+    text = (
+        f"Only {coverage:.0%} of the contexts had a satisfying sample at the end of the run; the others taught nothing."
+    )
     advice = "Raise num_generations"
     if z and per_context:
         text += f" With Z ≈ {z:.3g} and M = {per_context:.0f}, M·Z = {z * per_context:.2g}."
@@ -117,7 +119,9 @@ def uneven_weights(
     text = f"Of the satisfying samples only {used:.0%} count effectively at the end of the run."
     if method in ("cdpg", "dpg"):
         text += " A few samples decide the gradient." if degenerate else ""
-        advice = "Lower learning_rate, so that the policy stays nearer to what it samples for, or raise num_generations."
+        advice = (
+            "Lower learning_rate, so that the policy stays nearer to what it samples for, or raise num_generations."
+        )
     else:
         text += " The policy has left the ideal model: its own samples say little about it."
         advice = "Trust the pooled KL(p, π), not the one from its own samples."
@@ -149,15 +153,16 @@ def turned_away(label: str, run: Run) -> Iterator[Finding]:
         apart = best.high is not None and last.low is not None and last.low > best.high
         if apart and best_epoch < last_epoch:
             first = known[0][1]
+            worse = last.mean > first.mean
             text = f"KL(p, π) was {best.mean:.3g} nats at epoch {best_epoch:,.0f} and is {last.mean:.3g} at the end"
-            text += f", worse than the base's {first.mean:.3g}." if last.mean > first.mean else "."
-            yield Finding(
-                "problem" if last.mean > first.mean else "warning",
-                label,
-                "Moved away from the ideal model",
-                text,
-                "Stop earlier, lower learning_rate, or use cdpg.",
+            text += f", above the base's {first.mean:.3g}." if worse and best is not first else "."
+            advice = (
+                "Stop earlier or lower learning_rate."
+                if best is not first
+                else "What it gained it paid for in outputs."
             )
+            level: Literal["problem", "warning"] = "problem" if worse else "warning"
+            yield Finding(level, label, "Moved away from the ideal model", text, advice)
         return
 
 
@@ -196,19 +201,6 @@ def ratio_to_ideal(study: Study, model: str, name: str) -> tuple[float | None, s
     if mine is None or base is None or base.mean <= 0:
         return None, "base"
     return mine.mean / base.mean, "base"
-
-
-def summary_of(study: Study, model: str) -> str:
-    """One sentence on a model: what was gained and what it cost."""
-    parts = []
-    for name, unit in (("satisfaction", ""), ("kl_target_policy_pooled", " nats"), ("kl_policy_base", " nats")):
-        base, mine = study.metric(BASE_NAME, name), study.metric(model, name)
-        label = {"satisfaction": "satisfaction", "kl_policy_base": "KL(π, a)"}.get(name, "KL(p, π)")
-        if mine is not None and base is not None and name != "kl_policy_base":
-            parts.append(f"{label} {base.mean:.3g} → {mine.mean:.3g}{unit}")
-        elif mine is not None:
-            parts.append(f"{label} {mine.mean:.3g}{unit}")
-    return f"{short(study.label_of(model))}: {'; '.join(parts)}." if parts else ""
 
 
 def _metric(record: dict[str, object], name: str) -> Interval | None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from cdpg.evaluation.catalogue import METRICS, Metric
-from cdpg.report.charts import Chart, Line, compact, draw_bars, draw_lines, draw_stacks, mark_level, use_log
+from cdpg.report.charts import Chart, Line, compact, draw_bars, draw_lines, draw_stacks, mark_level, plain, use_log
 from cdpg.report.series import (
     Clock,
     Series,
@@ -55,7 +55,7 @@ def describe(name: str) -> Metric:
 
 def axis_label(metric: Metric) -> str:
     """The label with its unit."""
-    return f"{metric.label} ({metric.unit})" if metric.unit and metric.unit != metric.label else metric.label
+    return f"{metric.label} ({metric.unit})" if metric.unit and metric.unit not in metric.label else metric.label
 
 
 def _training(study: Study, clock: Clock) -> Iterator[Chart]:
@@ -64,7 +64,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
     names = list(dict.fromkeys(name for record in records for name in record))
     names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     for name in names:
-        lines = _lines(study, lambda group, name=name: evaluated(group, name, clock))  # type: ignore[misc]
+        lines = _lines(study, lambda group, name=name: evaluated(group, name, clock))
         if lines:
             metric, base = describe(name), _base_level(study, name)
             yield Chart(
@@ -76,7 +76,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
     if names:
         return
     for name in ("satisfaction", "kl_target_policy", "coverage", "length"):
-        lines = _lines(study, lambda group, name=name: logged(group, name, clock))  # type: ignore[misc]
+        lines = _lines(study, lambda group, name=name: logged(group, name, clock))
         if lines:
             metric = describe(name)
             yield Chart(
@@ -104,7 +104,7 @@ def _cost_of_constraint(study: Study) -> Iterator[Chart]:
 
     yield Chart(
         "satisfaction-against-kl",
-        "What the constraint cost",
+        "Satisfaction against distance",
         "Each line is a run's path from the base (at the left) to the tuned model (the large mark): higher is better, "
         "further right is further from the base.",
         draw,
@@ -203,6 +203,7 @@ def _partition_by_context(values: list[float]) -> Chart:
         axes.plot(x, y, color=METHODS["cdpg"].color, linewidth=1.8)
         axes.set(xlabel="contexts, the easiest first (%)", ylabel="estimated Z", xlim=(0, 100))
         axes.set_ylim(0, max(y) * 1.08 or 1)
+        plain(axes.yaxis)
         mark_level(axes, average, f"mean {compact(average, 3)}")
 
     return Chart(
@@ -263,6 +264,7 @@ def _weight_histogram(weights: dict[str, tuple[Style, list[float]]]) -> Chart:
         axes.set(xlabel="importance weight P/(Ẑ q)", ylabel="share of satisfying samples")
         use_log(axes.xaxis, 10**low, 10**high)
         axes.set_ylim(bottom=0)
+        plain(axes.yaxis)
         mark_level(axes, 1.0, "w = 1", upright=True)
         axes.legend(loc="upper left", handlelength=2.2, labelcolor="linecolor")
 
@@ -297,7 +299,7 @@ def _times(study: Study) -> Iterator[Chart]:
         partial(draw_stacks, rows=rows, colors=STAGES, xlabel=unit),
         width=5.4,
         height=1.2 + 0.36 * len(rows),
-        section="time",
+        section="cost",
     )
 
 
@@ -332,7 +334,11 @@ def _counted(study: Study, counter: str) -> Iterator[tuple[str, Style, dict[str,
 
 
 def _counts(value: Any) -> dict[str, float]:
-    items = mapping(value).items() if isinstance(value, dict) else ((str(i), item) for i, item in enumerate(sequence(value)))
+    items = (
+        mapping(value).items()
+        if isinstance(value, dict)
+        else ((str(i), item) for i, item in enumerate(sequence(value)))
+    )
     known = ((short(name, 28), count(item)) for name, item in items)
     return {name: item for name, item in known if item is not None}
 
@@ -346,7 +352,9 @@ def _most_frequent(values: dict[str, dict[str, float]]) -> tuple[dict[str, dict[
     names = dict.fromkeys(name for counts in values.values() for name in counts)
     order = sorted(names, key=lambda name: -max(counts.get(name, 0.0) for counts in values.values()))
     kept = order[:MOST_NAMES]
-    return {label: {name: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}, len(order) - len(kept)
+    return {label: {name: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}, len(
+        order
+    ) - len(kept)
 
 
 def _stem(name: str) -> str:

@@ -24,10 +24,10 @@ _NUMBER_WORDS = frozenset(
     "soixante cent mille".split()
 )
 _NO_NAMES = frozenset(
-    "a an and as at but by for from he her his i if in is it its my no not of on or our she so that the their there they "
-    "this to was we were what when who with you your mr mrs ms dr "
-    "au aux ce ces cette d de des du elle en et il ils je l la le les leur mais ne nous on ou par pour qu que qui sa se "
-    "ses son sur un une vous".split()
+    "a an and as at but by for from he her his i if in is it its my no not of on or our she so that the their there "
+    "they this to was we were what when who with you your mr mrs ms dr "
+    "au aux ce ces cette d de des du elle en et il ils je l la le les leur mais ne nous on ou par pour qu que qui sa "
+    "se ses son sur un une vous".split()
 )
 _PYTHON = re.compile(
     r"(?P<comment>\#[^\n]*)"

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -22,19 +23,23 @@ from cdpg.report.diagnosis import diagnose
 from cdpg.report.figures import figures_of
 from cdpg.report.folders import Run
 from cdpg.report.samples import samples_of
-from cdpg.report.study import BASE_NAME, Study
+from cdpg.report.study import BASE_NAME, Group, Study
 from cdpg.report.style import dark_twins
 from cdpg.report.tables import duration, tables_of, written
-from cdpg.report.values import count, mapping, number, short, text, visible
+from cdpg.report.values import count, mapping, mean, number, short, text, visible
 
 _SECTIONS = {
-    "training": ("Through training", "On held-out contexts; methods are compared at equal numbers of training samples."),
-    "cost": ("What the constraint cost", ""),
-    "frequencies": ("What the outputs are made of", ""),
-    "partition": ("How much the contexts differ", ""),
-    "weights": ("Importance weights", ""),
-    "time": ("Where the time went", ""),
+    "training": (
+        "Through training",
+        "Training",
+        "On held-out contexts; methods are compared at equal numbers of training samples.",
+    ),
+    "cost": ("What it cost", "Cost", "In distance from the base, and in time."),
+    "frequencies": ("What the outputs are made of", "Outputs", ""),
+    "partition": ("How much the contexts differ", "Contexts", ""),
+    "weights": ("Importance weights", "Weights", ""),
 }
+"""Sections of figures: heading, name in the navigation, introduction."""
 _BANDS = "Bands: {confidence:.0%} intervals over contexts; with several seeds, their range."
 
 
@@ -47,6 +52,17 @@ class Figure:
     caption: str
     wide: bool
     svg: Markup
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures under one heading."""
+
+    key: str
+    heading: str
+    link: str
+    intro: str
+    figures: list[Figure]
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ def render(study: Study) -> str:
             title=study.task or (short(study.runs[0].name) if len(study.runs) == 1 else "runs"),
             study=study,
             conditions=_conditions(study),
-            cards=[_card(study, model) for model in study.models if model != BASE_NAME],
+            cards=[card for group in study.groups for card in _cards(study, group)],
             findings=diagnose(study),
             tables=tables,
             best_marked=any(cell.best for table in tables for row in table.rows for cell in row.cells),
@@ -84,7 +100,7 @@ def render(study: Study) -> str:
             repeats=[_repeat(run) for run in study.runs],
             command=text(study.evaluation.get("command"), 2000),
             versions=_versions(study),
-            csv=_embedded({table.name: table.csv for table in tables}),
+            csv=_embedded({table.name: table.csv for table in tables if table.csv}),
         )
     )
 
@@ -114,7 +130,7 @@ def _environment() -> Environment:
 
 
 def _asset(name: str) -> str:
-    return resources.files("cdpg.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files("cdpg.report").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(css: str, script: str) -> str:
@@ -131,47 +147,49 @@ def _embedded(content: Any) -> Markup:
     return Markup(encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _sections(charts: list[Chart], study: Study) -> list[tuple[str, str, str, list[Figure]]]:
+def _sections(charts: list[Chart], study: Study) -> list[Section]:
     sections = []
-    for key, (title, intro) in _SECTIONS.items():
+    for key, (title, link, intro) in _SECTIONS.items():
         figures = [
             Figure(chart.name, chart.title, chart.caption, chart.width > 5, Markup(to_svg(chart)))
             for chart in charts
             if chart.section == key
         ]
         if key == "training" and not any(run.evaluations for run in study.runs):
-            intro = "On the training contexts: these runs were not evaluated along the way. Bands: the middle 80 % of epochs."
+            intro = "On training contexts: nothing was evaluated along the way. Bands: the middle 80 % of epochs."
         elif key == "training":
             intro = f"{intro} {_BANDS.format(confidence=number(study.evaluation.get('confidence')) or 0.95)}"
         if figures:
-            sections.append((key, title, intro, figures))
+            sections.append(Section(key, title, link, intro, figures))
     return sections
 
 
-def _card(study: Study, model: str) -> Card:
-    name = "satisfaction"
-    before, after = study.metric(BASE_NAME, name), study.metric(model, name)
+def _cards(study: Study, group: Group) -> Iterator[Card]:
+    """A method in short; over several seeds the means."""
+
+    def of(models: Sequence[str], name: str) -> float | None:
+        found = [study.metric(model, name) for model in models]
+        return mean(value.mean for value in found if value is not None)
+
+    known = [model for model in group.models if model in study.models]
+    if not known:
+        return
     facts = []
-    for metric, label in (("kl_target_policy_pooled", "KL(p, π)"), ("kl_target_policy", "KL(p, π)")):
-        mine, base = study.metric(model, metric), study.metric(BASE_NAME, metric)
-        if mine is not None:
-            start = f"{written(base.mean, 2)} → " if base is not None else ""
-            facts.append((label, f"{start}{written(mine.mean, 2)} nats"))
-            break
-    moved = study.metric(model, "kl_policy_base")
+    pooled = "kl_target_policy_pooled" if of(known, "kl_target_policy_pooled") is not None else "kl_target_policy"
+    start, end = of([BASE_NAME], pooled), of(known, pooled)
+    if end is not None:
+        facts.append(("KL(p, π)", f"{f'{written(start, 2)} → ' if start is not None else ''}{written(end, 2)} nats"))
+    moved = of(known, "kl_policy_base")
     if moved is not None:
-        facts.append(("KL(π, a)", f"{written(moved.mean, 2)} nats"))
-    cost = mapping(mapping(study.evaluation.get("costs")).get(model))
-    seconds = count(cost.get("seconds"))
-    if seconds is not None:
-        facts.append(("time", duration(seconds)))
-    return Card(
-        study.label_of(model),
-        study.style_of(model).color,
-        "–" if before is None else written(before.mean, 3),
-        "–" if after is None else written(after.mean, 3),
-        tuple(facts),
-    )
+        facts.append(("KL(π, a)", f"{written(moved, 2)} nats"))
+    costs = mapping(study.evaluation.get("costs"))
+    seconds = [count(mapping(costs.get(model)).get("seconds")) for model in known]
+    spent = mean(value for value in seconds if value is not None)
+    if spent is not None:
+        facts.append(("time", duration(spent)))
+    before, after = of([BASE_NAME], "satisfaction"), of(known, "satisfaction")
+    shown = ["–" if value is None else written(value, 3) for value in (before, after)]
+    yield Card(group.label, group.style.color, shown[0], shown[1], tuple(facts))
 
 
 def _conditions(study: Study) -> str:

@@ -1,4 +1,4 @@
-"""What a report is about: the runs, which of them are seeds of one another, and all models' evaluations side by side."""
+"""What a report is about: the runs, which of them are seeds of one another, and all evaluations side by side."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ def read_study(paths: Sequence[Path]) -> Study:
         evaluation = _side_by_side(groups, notes)
     for run in found.runs:
         if not run.evaluation and not mapping(found.comparison.get("models")):
-            notes.append(f"{short(run.name)} has no evaluation.json: it is missing from the tables of held-out contexts")
+            notes.append(
+                f"{short(run.name)} has no evaluation.json: it is missing from the tables of held-out contexts"
+            )
     return Study(task, groups, evaluation, tuple(notes))
 
 
@@ -175,7 +177,9 @@ def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
                         whole[key].setdefault(target, part[source])
             _add_examples(whole["examples"], sequence(evaluation.get("examples")), name)
     if len(conditions) > 1:
-        notes.append("these runs were evaluated under different conditions (contexts, samples or seed): compare with care")
+        notes.append(
+            "these runs were evaluated under different conditions (contexts, samples or seed): compare with care"
+        )
     return whole if whole["models"] else {}
 
 

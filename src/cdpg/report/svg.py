@@ -21,7 +21,7 @@ _UNWANTED = {"font-family", "font", "font-style", "font-variant", "font-weight",
 
 def fit_for_page(source: bytes, name: str, title: str) -> str:
     """One ``svg`` element, to be put into HTML as it is."""
-    root = ElementTree.fromstring(source)  # noqa: S314 - our own figure
+    root = ElementTree.fromstring(source)
     _drop(root)
     for element in root.iter():
         _restyle(element)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 import re
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cdpg.evaluation.catalogue import METRICS, Metric
-from cdpg.report.figures import describe
+from cdpg.report.figures import axis_label, describe
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.values import Interval, count, interval, mapping, number, sequence, short, visible
 
@@ -45,6 +46,8 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "sampling": ("The target and the weights", ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess")),
 }
+MOST_COLUMNS = 6
+"""Columns side by side; a wider table goes on below."""
 _PLAIN_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -95,7 +98,17 @@ class Table:
 def tables_of(study: Study) -> list[Table]:
     """Every table that the study has figures for."""
     tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
-    return [*tables, *_ideal(study), *_seeds(study), *_costs(study)]
+    return [part for table in (*tables, *_ideal(study), *_seeds(study), *_costs(study)) for part in _parts(table)]
+
+
+def _parts(table: Table) -> Iterator[Table]:
+    """A table cut into tables that fit a page; the first one's file holds all columns."""
+    for start in range(0, max(1, len(table.columns)), MOST_COLUMNS):
+        span = slice(start, start + MOST_COLUMNS)
+        rows = tuple(dataclasses.replace(row, cells=row.cells[span]) for row in table.rows)
+        title, content = (table.title, table.csv) if start == 0 else ("", "")
+        name = table.name if start == 0 else f"{table.name}-{start // MOST_COLUMNS + 1}"
+        yield dataclasses.replace(table, name=name, title=title, columns=table.columns[span], rows=rows, csv=content)
 
 
 def to_csv(rows: Sequence[Sequence[object]]) -> str:
@@ -112,7 +125,9 @@ def neutral(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:.10g}"
     written = visible(str(cell)).replace("\n", " ").replace("\t", " ")
-    if written.lstrip()[:1] in ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%") and not _PLAIN_NUMBER.fullmatch(written):
+    if written.lstrip()[:1] in ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%") and not _PLAIN_NUMBER.fullmatch(
+        written
+    ):
         return f"'{written}"
     return written
 
@@ -226,8 +241,7 @@ def _change(change: Interval, digits: int) -> str:
 
 
 def _column(metric: Metric) -> Column:
-    title = f"{metric.label} ({metric.unit})" if metric.unit and metric.unit != metric.label else metric.label
-    return Column(title, metric.meaning, metric.better or "")
+    return Column(axis_label(metric), metric.meaning, metric.better or "")
 
 
 def _ideal(study: Study) -> Iterator[Table]:

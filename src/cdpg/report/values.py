@@ -76,7 +76,7 @@ def sequence(value: Any) -> list[Any]:
 
 
 def text(value: Any, limit: int = 4000) -> str:
-    """Text of at most ``limit`` characters and what was left out in numbers; empty for nothing, as written otherwise."""
+    """At most ``limit`` characters, with the number of those left out; empty for nothing."""
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
