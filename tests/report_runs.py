@@ -41,20 +41,21 @@ _OTHER = {
 }
 CODE = [
     ("def area(width, height):", "\n    return width * height\n", "\n    # the area\n    return width *\n"),
-    ("def mean(values, default=0.0):", "\n    if not values:\n        return default\n    return sum(values) / len(values)\n",
+    ("def mean(values, default=0.0):",
+     "\n    if not values:\n        return default\n    return sum(values) / len(values)\n",
      '\n    """Mean of values.\n    total = 0\n    for value in values:\n        total += value\n'),
     ("def open_log(path, mode='a'):", "\n    with open(path, mode) as log:\n        return log.read()\n",
      "\n    return open(path mode)\n"),
 ]  # fmt: skip
 NEWS = [
-    ("The mayor of Lyon, Jeanne Favre, met three delegates from Greenpeace in Paris on Monday. Favre said that the city "
-     "had planted two thousand trees since 2019.",
+    ("The mayor of Lyon, Jeanne Favre, met three delegates from Greenpeace in Paris on Monday. Favre said that the "
+     "city had planted two thousand trees since 2019.",
      "Jeanne Favre met three delegates of Greenpeace in Paris; Lyon has planted 2,000 trees.",
      "A mayor said that trees were planted in Berlin, Berlin, Berlin and Berlin."),
 ]  # fmt: skip
 VERSES = [
-    ("We have two proposals and five amendments before Parliament.", "Nous avons 2 propositions et 5 amendements devant "
-     "le Parliament.", "Nous avons deux propositions 2 2 5 5 5."),
+    ("We have two proposals and five amendments before Parliament.", 
+     "Nous avons 2 propositions et 5 amendements devant le Parliament.", "Nous avons deux propositions 2 2 5 5 5."),
 ]  # fmt: skip
 
 
@@ -245,5 +246,6 @@ def _example(task: str, row: int, models: list[str]) -> dict[str, Any]:
     for place, model in enumerate(models):
         satisfied = (row + place) % 3 != 0
         output = {"text": good if satisfied else bad, "b": float(satisfied), "decoding": "ancestral"}
-        outputs[model] = [{**output, "outcome": "ok" if satisfied else "invalid syntax"}]
+        verdict = {"outcome": "ok" if satisfied else "invalid syntax"} if task.startswith("code") else {}
+        outputs[model] = [{**output, **verdict}]
     return {"row": row, "prompt": prompt, "columns": {"reference": "A reference."}, "outputs": outputs}

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from cdpg.report.values import visible
 
-_WORD = re.compile(r"\w+(?:['’]\w+)?")
+_WORD = re.compile(r"\d+(?:[.,]\d+)*\w*|\w+(?:['’]\w+)?")
 _GAP = re.compile(r"[ \u00a0-]")
 _NUMBER_WORDS = frozenset(
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
