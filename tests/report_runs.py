@@ -54,7 +54,7 @@ NEWS = [
      "A mayor said that trees were planted in Berlin, Berlin, Berlin and Berlin."),
 ]  # fmt: skip
 VERSES = [
-    ("We have two proposals and five amendments before Parliament.", 
+    ("We have two proposals and five amendments before Parliament.",
      "Nous avons 2 propositions et 5 amendements devant le Parliament.", "Nous avons deux propositions 2 2 5 5 5."),
 ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from cdpg.errors import UserError
 from cdpg.report import write_figures, write_report
@@ -152,9 +153,9 @@ def test_the_policy_has_the_hashes_of_what_is_there(page: Page) -> None:
 
 def test_size_and_time_of_a_comparison(tmp_path: Path) -> None:
     folder = compare_folder(tmp_path / "compare", epochs=1000)
-    start = time.monotonic()
+    start = time.process_time()  # of this process: others may keep the machine busy
     size = write_report([folder], tmp_path / "report.html").stat().st_size
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     assert size < MOST_BYTES and seconds < MOST_SECONDS, f"{size:,} bytes in {seconds:.1f} s"
 
 
