@@ -23,7 +23,7 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.report import write_figures, write_report
-from cdpg.report.charts import spread
+from cdpg.report.charts import spread, to_svg
 from cdpg.report.diagnosis import (
     DEGENERATE,
     FEW_EFFECTIVE,
