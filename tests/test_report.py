@@ -358,6 +358,17 @@ def test_hostile_text_in_figures(poisoned: Path, tmp_path: Path) -> None:
     )
 
 
+def test_nothing_in_a_figure_is_read_as_mathematics(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    content = json.loads((run / "evaluation.json").read_text())
+    names = ["$\\nosuch{$", "$x^2$", "\\$5", "a_b"]
+    content["frequencies"] = {"tuned": {"$\\frac{1}$": dict.fromkeys(names, 3)}}
+    write_json(run / "evaluation.json", content)
+    chart = next(chart for chart in figures_of(read_study([run])) if chart.name.startswith("frequency"))
+    labels = re.findall(r"<text [^>]*>([^<]+)</text>", to_svg(chart))
+    assert set(names) <= set(labels)
+
+
 @pytest.mark.parametrize(
     "text",
     [HOSTILE, "\ud800", "a\u200bb", "x" * 100_000, "'" * 5000 + "\\", '"""' * 2000 + "\\", "\\" * 5001, "(" * 5000],
