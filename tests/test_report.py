@@ -23,7 +23,7 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.report import write_figures, write_report
-from cdpg.report.charts import spread
+from cdpg.report.charts import spread, to_svg
 from cdpg.report.diagnosis import (
     DEGENERATE,
     FEW_EFFECTIVE,
@@ -356,6 +356,17 @@ def test_hostile_text_in_figures(poisoned: Path, tmp_path: Path) -> None:
     assert files and all(
         file.parent == tmp_path / "figures" and re.fullmatch(r"[a-z0-9.-]+", file.name) for file in files
     )
+
+
+def test_nothing_in_a_figure_is_read_as_mathematics(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    content = json.loads((run / "evaluation.json").read_text())
+    names = ["$\\nosuch{$", "$x^2$", "\\$5", "a_b"]
+    content["frequencies"] = {"tuned": {"$\\frac{1}$": dict.fromkeys(names, 3)}}
+    write_json(run / "evaluation.json", content)
+    chart = next(chart for chart in figures_of(read_study([run])) if chart.name.startswith("frequency"))
+    labels = re.findall(r"<text [^>]*>([^<]+)</text>", to_svg(chart))
+    assert set(names) <= set(labels)
 
 
 @pytest.mark.parametrize(
