@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 
 STAGES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("config",),
+    ("config", "files", "memory"),
     ("uniforms", "parallel", "rows", "signals"),
     ("contexts",),
     ("models",),

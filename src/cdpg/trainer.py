@@ -17,9 +17,9 @@ from accelerate.tracking import get_available_trackers
 from rich.console import Console
 from torch import nn
 
-from cdpg import provenance
+from cdpg import files, provenance
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint, tidy
+from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
@@ -206,7 +206,7 @@ class CDPGTrainer:
         if self.processes.is_main:
             if not resume:
                 self.folder.require_fresh()
-            tidy(self.folder.checkpoints)
+            files.tidy(self.folder.checkpoints)
             for name, file in (("metrics", self._metrics), ("samples", self._samples)):
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
