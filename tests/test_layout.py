@@ -29,7 +29,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("rollout", "optimization"),
     ("monitoring",),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
-    ("snapshot",),
+    ("inspection", "snapshot"),
     ("trainer",),
     ("tasks",),
     ("report",),

@@ -17,13 +17,14 @@ from accelerate.tracking import get_available_trackers
 from rich.console import Console
 from torch import nn
 
-from cdpg import files, provenance
+from cdpg import files, memory, provenance
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from cdpg.checkpoints import Checkpoint, forget_after, latest_checkpoint, load_checkpoint, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
 from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.monitoring import metrics_record, sample_records
@@ -32,7 +33,7 @@ from cdpg.optimization import Updater, learning_rate, make_optimizer
 from cdpg.parallel import Processes
 from cdpg.progress import Progress
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.runlog import JsonlFile, RunFolder, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, write_folder, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -129,12 +130,15 @@ class CDPGTrainer:
                 if nonfinite_epochs == _NONFINITE_LIMIT:
                     raise RunError(
                         f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
-                        f"the last checkpoint is of epoch {number}"
+                        f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
                     )
                 if signalled:
                     # Another process may have heard the signal that this one did not.
                     cause = stop.received or signal.SIGTERM
-                    raise Interrupted(f"stopped after epoch {number}; continue with --resume", cause)
+                    how = provenance.how_to_resume(self._origin["command"])
+                    raise Interrupted(
+                        f"stopped after epoch {number}, a checkpoint is written; continue with: {how}", cause
+                    )
                 if ending:
                     break
             self._callbacks.call("on_train_end")
@@ -147,9 +151,11 @@ class CDPGTrainer:
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
-        path = self.folder.model if output_dir is None else Path(output_dir)
-        self.policy.save(path)
-        return path
+        if output_dir is None:
+            write_folder(self.folder.model, self.policy.save)
+            return self.folder.model
+        self.policy.save(Path(output_dir))  # not replaced: it may hold what is not ours
+        return Path(output_dir)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> None:
         """Upload the tuned model and its tokenizer."""
@@ -173,6 +179,13 @@ class CDPGTrainer:
         )
         summary = self._updater.update(epoch)
         watch.lap("gradient")
+        if summary.refused and self.processes.is_main:
+            keep_refused(self.folder.nonfinite, epoch, summary)
+        if summary.broken:
+            raise RunError(
+                f"a step of epoch {number} left weights that are not finite: lower learning_rate or set max_grad_norm; "
+                f"the batch is in {str(self.folder.nonfinite)!r}, the checkpoints are those from before"
+            )
         record = metrics_record(
             epoch, summary, self.objective, learning_rate(self.args, number), self.args.partition_epsilon
         )
@@ -199,7 +212,8 @@ class CDPGTrainer:
                 f"{len(self.eval_contexts):,} held-out contexts were checked; train() does not evaluate on them"
             )
         if checkpoint is not None:
-            provenance.check_resume(checkpoint.state, self.args, self._origin)
+            for notice in provenance.check_resume(checkpoint.state, self.args, self._origin):
+                progress.note(notice)
             self._trainable.restore(checkpoint)
             self.processes.wait()  # nobody may still be reading what is tidied up below
             progress.note(f"continuing after epoch {checkpoint.epoch}")
@@ -207,11 +221,12 @@ class CDPGTrainer:
             if not resume:
                 self.folder.require_fresh()
             files.tidy(self.folder.checkpoints)
+            if checkpoint is not None:
+                # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
+                forget_after(self.folder.checkpoints, checkpoint.epoch)
             for name, file in (("metrics", self._metrics), ("samples", self._samples)):
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
-        if checkpoint is not None and not isinstance(resume, bool):
-            self._save_checkpoint(checkpoint.epoch)  # the run is taken back: what came later goes
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=_tracker_config(self.args))
         self.processes.wait()
@@ -221,7 +236,7 @@ class CDPGTrainer:
         if not resume:
             return None
         if isinstance(resume, (str, Path)):
-            return load_checkpoint(Path(resume))
+            return load_checkpoint(self._own_checkpoint(Path(resume)))
         checkpoint = latest_checkpoint(self.folder.checkpoints, progress.note)
         if checkpoint is None and any(self.folder.checkpoints.glob("epoch-*")):
             raise RunError(
@@ -229,6 +244,17 @@ class CDPGTrainer:
                 f"them to start again in this one"
             )
         return checkpoint
+
+    def _own_checkpoint(self, path: Path) -> Path:
+        """A checkpoint goes with the logs beside it: one of another run's folder cannot be continued in this one."""
+        if not path.is_dir():
+            raise UserError(f"there is no checkpoint {str(path)!r}: expected a folder such as checkpoints/epoch-000100")
+        if path.resolve().parent != self.folder.checkpoints.resolve():
+            raise UserError(
+                f"the checkpoint {str(path)!r} is not one of output_dir {str(self.folder.path)!r}: set output_dir to "
+                f"the folder it belongs to; to go on elsewhere, copy that whole folder first"
+            )
+        return path
 
     def _save_checkpoint(self, number: int) -> None:
         """Write what a resumed run needs; the logs reach the disk first."""
@@ -270,11 +296,9 @@ def _policy_and_base(
         base.module.requires_grad_(False)
         return model, base
     device = processes.accelerator.device if config.device == "auto" else None
-    policy = load_model(model, config, tokenizer, device, peft_config)
-    if policy.has_adapters:
-        return policy, policy
-    base = policy.frozen_copy()
-    return policy, base
+    with memory.needed_for("loading the model", "use a smaller model, or adapters (peft_config), which need no copy"):
+        policy = load_model(model, config, tokenizer, device, peft_config)
+        return policy, policy if policy.has_adapters else policy.frozen_copy()
 
 
 def _model_name(policy: LanguageModel) -> str:
