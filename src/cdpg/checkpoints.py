@@ -81,7 +81,7 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[s
     except BaseException:
         files.tidy(folder)
         raise
-    _prune(folder, epoch, keep)
+    prune(folder, epoch, keep)
     return final
 
 
@@ -113,11 +113,17 @@ def latest_checkpoint(folder: Path, notify: Callable[[str], None]) -> Checkpoint
     return None
 
 
-def forget_after(folder: Path, epoch: int) -> None:
-    """Remove the checkpoints of later epochs, for a run that is taken back to ``epoch``."""
-    for path in _checkpoints(folder):
-        if _epoch_of(path) > epoch:
-            files.discard(path)
+def prune(folder: Path, epoch: int, keep: int) -> None:
+    """Keep ``epoch`` and the ``keep - 1`` before it; those of later epochs belong to a run that was taken back.
+
+    A failure here is no reason to stop: the checkpoint that counts is written.
+    """
+    files.tidy(folder)
+    found = _checkpoints(folder)
+    earlier = [path for path in found if _epoch_of(path) < epoch]
+    later = [path for path in found if _epoch_of(path) > epoch]
+    for path in later + earlier[: max(0, len(earlier) - (keep - 1))]:
+        files.discard(path)
 
 
 # --- writing ---
@@ -134,16 +140,6 @@ def _write_files(folder: Path, epoch: int, tensor_files: Tensors, state_json: by
     files.write_bytes(folder / _MANIFEST, _manifest_bytes({"format": FORMAT, "epoch": epoch, "files": described}))
     files.sync(folder / _MANIFEST)
     files.sync(folder)
-
-
-def _prune(folder: Path, epoch: int, keep: int) -> None:
-    """Keep ``epoch`` and the ``keep - 1`` before it. A failure here is no reason to stop: the checkpoint is written."""
-    files.tidy(folder)
-    found = _checkpoints(folder)
-    earlier = [path for path in found if _epoch_of(path) < epoch]
-    later = [path for path in found if _epoch_of(path) > epoch]
-    for path in later + earlier[: max(0, len(earlier) - (keep - 1))]:
-        files.discard(path)
 
 
 def _write_tensors(path: Path, named: Mapping[str, torch.Tensor]) -> None:

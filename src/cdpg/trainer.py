@@ -19,7 +19,7 @@ from torch import nn
 
 from cdpg import files, memory, provenance
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import Checkpoint, forget_after, latest_checkpoint, load_checkpoint, save_checkpoint
+from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
@@ -223,7 +223,7 @@ class CDPGTrainer:
             files.tidy(self.folder.checkpoints)
             if checkpoint is not None:
                 # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
-                forget_after(self.folder.checkpoints, checkpoint.epoch)
+                prune(self.folder.checkpoints, checkpoint.epoch, self.args.keep_checkpoints)
             for name, file in (("metrics", self._metrics), ("samples", self._samples)):
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
