@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -12,30 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aftermath import finish, result
 from victim import EPOCHS, Keeper, events_of, log_of
-
-from cdpg.runlog import read_jsonl
-
-
-def result(folder: Path) -> dict[str, Any]:
-    """All that a finished run leaves, but for times: bytes where there are none in the file."""
-    last = folder / "checkpoints" / f"epoch-{EPOCHS:06d}"
-    state = json.loads((last / "state.json").read_bytes())
-    del state["positions"]["metrics"], state["config"]["output_dir"]
-    records = list(read_jsonl(folder / "metrics.jsonl"))
-    left = sorted(path.name for part in (folder, folder / "checkpoints") for path in part.iterdir())
-    return {
-        "files": {path.name: path.read_bytes() for path in [*last.glob("*.safetensors"), folder / "samples.jsonl"]},
-        "model": {path.name: path.read_bytes() for path in (folder / "model").iterdir()},
-        "metrics": [{k: v for k, v in record.items() if not k.startswith("seconds")} for record in records],
-        "state": state,
-        "names": left,
-    }
-
-
-def finish(keeper: Keeper, folder: Path, **request: Any) -> dict[str, Any]:
-    assert keeper.run(folder, **request) == 0, log_of(folder).read_text()
-    return result(folder)
 
 
 def test_the_comparison_can_fail(keeper: Keeper, tmp_path: Path) -> None:
@@ -93,7 +70,7 @@ def interrupted(keeper: Keeper, folder: Path) -> None:
     assert keeper.run(folder, watch=True) == 0
     saves = [i for i, event in enumerate(events_of(folder), start=1) if event.startswith("save weights")]
     shutil.rmtree(folder)
-    assert keeper.run(folder, kill_at=saves[1], half=True) == -signal.SIGKILL
+    assert keeper.run(folder, at=saves[1], half=True) == -signal.SIGKILL
 
 
 def strike_everywhere(keeper: Keeper, tmp_path: Path, prepare: Prepare, every: int) -> list[str]:
@@ -114,7 +91,7 @@ def strike_everywhere(keeper: Keeper, tmp_path: Path, prepare: Prepare, every: i
     struck = []
     for number in range(1, len(events) + 1, every):
         for half in (False, True) if "in pieces" in events[number - 1] else (False,):
-            assert start(kill_at=number, half=half) == -signal.SIGKILL, events[number - 1]
+            assert start(at=number, half=half) == -signal.SIGKILL, events[number - 1]
             assert finish(keeper, folder) == expected, f"killed {'in' if half else 'before'} {events[number - 1]}"
             struck.append(events[number - 1].split()[0])
     return struck

@@ -7,9 +7,11 @@ when it has ended, its wait status.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from typing import Any
 
 TESTS = Path(__file__).parents[1]
 EPOCHS = 6
+UNEXPECTED = 99
+"""Exit status of a run that ended with a traceback."""
 WRITES = os.O_WRONLY | os.O_RDWR
 
 
@@ -73,10 +77,10 @@ def events_of(folder: Path) -> list[str]:
 
 
 class Saboteur:
-    """Counts the changes of a folder and kills the process before one of them, or in its midst."""
+    """Counts the changes of a folder; before one of them, or in its midst, the process dies or the disk is full."""
 
-    def __init__(self, folder: str, kill_at: int | None, half: bool) -> None:
-        self.folder, self.kill_at, self.half = folder, kill_at, half
+    def __init__(self, folder: str, at: int | None, half: bool, full: bool) -> None:
+        self.folder, self.at, self.half, self.full = folder, at, half, full
         self.events: list[str] = []
         self.files: dict[int, str] = {}
 
@@ -123,32 +127,34 @@ class Saboteur:
 
     def event(self, name: str, partial: Callable[[], Any] | None = None) -> None:
         self.events.append(name + (" (in pieces)" if partial else ""))
-        if len(self.events) == self.kill_at:
+        if len(self.events) == self.at:
             if self.half and partial is not None:
                 partial()
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(folder: Path, kind: str = "tabular", method: str = "dpg", resume: bool = True) -> None:
+def run(folder: Path, kind: str = "tabular", method: str = "dpg", **changes: Any) -> None:
     """One small run, resumed if there is something to resume."""
     import tiny
     from cdpg import CDPGConfig, CDPGTrainer
     from enumeration import contexts_of, tabular
 
     table = kind == "tabular"
-    config = CDPGConfig(
-        output_dir=str(folder), method=method, epochs=EPOCHS, contexts_per_epoch=3, num_generations=8, batch_size=10,
-        max_completion_length=3 if table else 6, learning_rate=0.05 if table else 1e-3, warmup_epochs=2, save_every=2,
-        keep_checkpoints=2, log_samples=2, device="cpu",
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "output_dir": str(folder), "method": method, "epochs": EPOCHS, "contexts_per_epoch": 3, "num_generations": 8,
+        "batch_size": 10, "max_completion_length": 3 if table else 6, "learning_rate": 0.05 if table else 1e-3,
+        "warmup_epochs": 2, "save_every": 2, "keep_checkpoints": 2, "log_samples": 2, "device": "cpu",
+    }  # fmt: skip
     model: Any = tabular(4) if table else tiny.make_model(kind)
     CDPGTrainer(
         model,
         even,
-        config,
+        CDPGConfig(**(settings | changes)),
         train_dataset=[{"prompt": str(context.prompt)} for context in contexts_of(3)],
         processing_class=None if table else tiny.tokenizer_for(kind),
-    ).train(resume_from_checkpoint=resume)
+    ).train(resume_from_checkpoint=True)
 
 
 def even(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
@@ -157,19 +163,30 @@ def even(prompts: list[str], completions: list[str], **columns: Any) -> list[boo
 
 def _child(request: dict[str, Any]) -> None:
     """The life of a fork."""
+    from cdpg.errors import CDPGError
+
     folder = Path(request.pop("folder"))
-    kill_at, half = request.pop("kill_at", None), request.pop("half", False)
-    status = 1
+    at, half, full = request.pop("at", None), request.pop("half", False), request.pop("full", False)
+    headroom = request.pop("headroom", None)
+    status = UNEXPECTED
     try:
-        log = os.open(log_of(folder), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        log = os.open(request.pop("log", log_of(folder)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        saboteur = Saboteur(str(folder), kill_at, half)
-        if request.pop("watch", False) or kill_at:
+        saboteur = Saboteur(str(folder), at, half, full)
+        if request.pop("watch", False) or at:
             saboteur.install()
+        if headroom is not None:
+            limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + headroom
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         run(folder, **request)
-        folder.with_name(folder.name + ".events").write_text("\n".join(saboteur.events))
+        if saboteur.events:
+            folder.with_name(folder.name + ".events").write_text("\n".join(saboteur.events))
         status = 0
+    except CDPGError as error:
+        status = error.exit_status
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.flush()
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         sys.stderr.flush()
