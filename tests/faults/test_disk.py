@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from victim import EPOCHS, Keeper, events_of, log_of
 
 from cdpg.checkpoints import CorruptCheckpoint, latest_checkpoint, load_checkpoint
 from cdpg.runlog import RunFolder
+
+Note = Callable[[str, object], None]
 
 
 def mount(*arguments: str) -> bool:
@@ -73,12 +75,16 @@ def run_out_of_space(keeper: Keeper, disk: Path, log_folder: Path, free: int, ex
 
 
 @pytest.mark.parametrize("step", [pytest.param(4096, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)]), 24_576])
-def test_a_disk_that_fills_up(keeper: Keeper, small_disk: Path, tmp_path: Path, step: int) -> None:
+def test_a_disk_that_fills_up(
+    keeper: Keeper, small_disk: Path, tmp_path: Path, step: int, record_property: Note
+) -> None:
     expected = finish(keeper, tmp_path / "whole")
     failures = [run_out_of_space(keeper, small_disk, tmp_path, free, expected) for free in range(0, 200_000, step)]
     assert failures[0]
     assert not failures[-1]
     assert sum(failures) >= 3
+    record_property("disks", len(failures))
+    record_property("full", sum(failures))
 
 
 def fail_everywhere(keeper: Keeper, tmp_path: Path, every: int) -> int:
@@ -106,8 +112,11 @@ def test_no_space_at_some_changes(keeper: Keeper, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
-def test_no_space_at_every_change(keeper: Keeper, tmp_path: Path) -> None:
-    assert fail_everywhere(keeper, tmp_path, every=1) >= 50
+def test_no_space_at_every_change(keeper: Keeper, tmp_path: Path, record_property: Note) -> None:
+    failures = fail_everywhere(keeper, tmp_path, every=1)
+    assert failures >= 50
+    record_property("changes", len(events_of(tmp_path / "whole")))
+    record_property("runs ended", failures)
 
 
 # --- folders ---
@@ -152,7 +161,7 @@ def damage(file: Path, generator: random.Random) -> str:
     return "cut"
 
 
-def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Path, record_property: Note) -> None:
     finish(keeper, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     last, earlier = folder / f"epoch-{EPOCHS:06d}", folder / f"epoch-{EPOCHS - 2:06d}"
@@ -171,6 +180,8 @@ def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Pa
             assert len(notices) == 1 and str(path) in notices[0]
         path.write_bytes(originals[path])
     assert sum(done.values()) == 1000 and min(done.values()) > 100
+    for kind, count in done.items():
+        record_property(f"{kind}s detected", count)
     assert load_checkpoint(last).epoch == EPOCHS
 
 

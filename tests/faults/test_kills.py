@@ -14,6 +14,8 @@ import pytest
 from aftermath import finish, result
 from victim import EPOCHS, Keeper, events_of, log_of
 
+Note = Callable[[str, object], None]
+
 
 def test_the_comparison_can_fail(keeper: Keeper, tmp_path: Path) -> None:
     one, two = (finish(keeper, tmp_path / str(i), method=m) for i, m in enumerate(["dpg", "cdpg"]))
@@ -25,8 +27,8 @@ def test_the_comparison_can_fail(keeper: Keeper, tmp_path: Path) -> None:
 # --- at random moments ---
 
 
-def kill_at_random(keeper: Keeper, tmp_path: Path, kills: int, seed: int, **request: Any) -> int:
-    """Kill runs until so many kills have hit; each run is resumed until it ends, and then compared. Runs finished."""
+def kill_at_random(keeper: Keeper, tmp_path: Path, kills: int, seed: int, **request: Any) -> tuple[int, int]:
+    """Kill runs until so many kills have hit; each run is resumed until it ends, and then compared. Kills and runs."""
     generator = random.Random(seed)
     expected = finish(keeper, tmp_path / "whole", **request)
     started = time.monotonic()
@@ -41,19 +43,25 @@ def kill_at_random(keeper: Keeper, tmp_path: Path, kills: int, seed: int, **requ
         assert result(folder) == expected
         shutil.rmtree(folder)
         finished += 1
-    return finished
+    return hits, finished
 
 
 def test_ten_kills_at_random_moments(keeper: Keeper, tmp_path: Path) -> None:
-    assert kill_at_random(keeper, tmp_path, kills=10, seed=1) >= 1
+    kills, runs = kill_at_random(keeper, tmp_path, kills=10, seed=1)
+    assert kills >= 10 and runs >= 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("method", ["cdpg", "ziegler"])
 @pytest.mark.parametrize(("kind", "kills"), [("tabular", 100), ("llama", 40), ("t5", 40)])
-def test_many_kills_at_random_moments(keeper: Keeper, tmp_path: Path, kind: str, kills: int, method: str) -> None:
-    assert kill_at_random(keeper, tmp_path, kills, seed=2, kind=kind, method=method) >= 3
+def test_many_kills_at_random_moments(
+    keeper: Keeper, tmp_path: Path, kind: str, kills: int, method: str, record_property: Note
+) -> None:
+    hit, runs = kill_at_random(keeper, tmp_path, kills, seed=2, kind=kind, method=method)
+    assert hit >= kills and runs >= 3
+    record_property("kills", hit)
+    record_property("runs compared", runs)
 
 
 # --- at every change of the file system ---
@@ -105,8 +113,9 @@ def test_kills_at_some_changes(keeper: Keeper, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("prepare", [fresh, interrupted])
-def test_kills_at_every_change(keeper: Keeper, tmp_path: Path, prepare: Prepare) -> None:
+def test_kills_at_every_change(keeper: Keeper, tmp_path: Path, prepare: Prepare, record_property: Note) -> None:
     struck = strike_everywhere(keeper, tmp_path, prepare, every=1)
     expected = {"open", "write", "pwrite", "save", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir"}
     assert expected <= set(struck)
     assert len(struck) > 100
+    record_property("kills", len(struck))
