@@ -27,13 +27,14 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("objectives",),
     ("evaluation",),
     ("rollout", "optimization"),
-    ("monitoring",),
+    ("monitoring", "heldout"),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
     ("inspection", "snapshot"),
     ("trainer",),
     ("tasks",),
     ("report",),
-    ("job",),
+    ("job", "tables"),
+    ("comparison",),
     ("cli", "demo"),
 )
 """A stage imports only stages of earlier lines; those of one line know nothing of each other."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cdpg import files
-from cdpg.errors import RunError
+from cdpg.errors import RunError, UserError
 
 FORMAT = 1
 """Version of the layout; a checkpoint of another version is not read."""
@@ -111,6 +111,30 @@ def latest_checkpoint(folder: Path, notify: Callable[[str], None]) -> Checkpoint
         except CorruptCheckpoint as error:
             notify(f"a damaged checkpoint is skipped: {error}")
     return None
+
+
+def find_checkpoint(folder: Path, which: bool | str | Path, notify: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint of ``folder``, ``None`` if it has none at all, or the one whose path is given.
+
+    A checkpoint goes with the logs beside it: one of another run's folder cannot be continued in this one.
+    """
+    if isinstance(which, (str, Path)):
+        path = Path(which)
+        if not path.is_dir():
+            raise UserError(f"there is no checkpoint {str(path)!r}: expected a folder such as checkpoints/epoch-000100")
+        if path.resolve().parent != folder.resolve():
+            raise UserError(
+                f"the checkpoint {str(path)!r} is not one of output_dir {str(folder.parent)!r}: set output_dir to the "
+                f"folder it belongs to; to go on elsewhere, copy that whole folder first"
+            )
+        return load_checkpoint(path)
+    checkpoint = latest_checkpoint(folder, notify)
+    if checkpoint is None and any(folder.glob("epoch-*")):
+        raise RunError(
+            f"no checkpoint in {str(folder)!r} is whole: start again in another folder, or remove them to start again "
+            f"in this one"
+        )
+    return checkpoint
 
 
 def prune(folder: Path, epoch: int, keep: int) -> None:

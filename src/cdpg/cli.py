@@ -16,9 +16,11 @@ from rich.text import Text
 
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import CDPGError, UserError
-from cdpg.job import Job, gather, load_constraint
+from cdpg.job import Job, gather
 from cdpg.progress import plain_text
-from cdpg.runlog import RunFolder
+from cdpg.runlog import RunFolder, read_json
+from cdpg.tables import models_table
+from cdpg.tasks import TASKS, find_task
 
 app = typer.Typer(
     name="cdpg",
@@ -29,6 +31,16 @@ app = typer.Typer(
 )
 
 Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; repeatable.")]
+Preset = Annotated[str | None, typer.Option(help="A task's scale: tiny (offline, the default) or paper.")]
+Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
+Contexts = Annotated[str | None, typer.Option(help="File of contexts; for code also a folder of sources.")]
+EvalContexts = Annotated[str | None, typer.Option(help="File of held-out contexts.")]
+ConstraintName = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What the outputs must satisfy.")]
+PromptColumn = Annotated[str | None, typer.Option(help="Column of the contexts that holds the prompt.")]
+PromptPrefix = Annotated[str | None, typer.Option(help="Text before every prompt.")]
+Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling.")]
+Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
+OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
 
 
 @app.callback()
@@ -38,23 +50,28 @@ def options() -> None:
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="A YAML file of settings.")] = None,
-    model: Annotated[str | None, typer.Option(help="Hub id or folder of the model to tune.")] = None,
-    contexts: Annotated[str | None, typer.Option(help="CSV, JSONL, JSON or text file of contexts.")] = None,
-    constraint: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="What the outputs must satisfy.")
+    task: Annotated[
+        str | None, typer.Argument(metavar="[TASK|CONFIG.yaml]", help="A task, or a YAML file of settings.")
     ] = None,
-    prompt_column: Annotated[str | None, typer.Option(help="Column of the contexts that holds the prompt.")] = None,
+    preset: Preset = None,
+    model: Model = None,
+    contexts: Contexts = None,
+    eval_contexts: EvalContexts = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
     method: Annotated[str | None, typer.Option(help="cdpg, dpg, reinforce or ziegler.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Rounds of sampling.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds everything that is random.")] = None,
-    output_dir: Annotated[str | None, typer.Option(help="The run's folder.")] = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    output_dir: OutputDir = None,
     settings: Setting = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
 ) -> None:
-    """Tune a model.
+    """Tune a model, evaluate it before and after, and write a report.
 
     Examples:
+
+      cdpg run code-compilability
 
       cdpg run --model t5-small --contexts sentences.csv --constraint checks:short --output-dir runs/short
 
@@ -62,27 +79,160 @@ def run(
 
       cdpg run experiment.yaml --resume
     """
-    named = {"model": model, "contexts": contexts, "constraint": constraint, "prompt_column": prompt_column}
+    named = {
+        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
+        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
+    }  # fmt: skip
     chosen = {"method": method, "epochs": epochs, "seed": seed, "output_dir": output_dir}
-    job = Job.from_mapping(gather(config, {**named, **chosen}, settings or []))
+    job = _job(task, {**named, **chosen}, settings, "{task}-{method}")
     if not resume:
         RunFolder(job.settings.output_dir).require_fresh()
-    constraints = [load_constraint(name) for name in job.constraint]
     console = Console(stderr=True)
+    inputs = job.load(lambda text: _note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
-    from cdpg.contexts import load_contexts
-    from cdpg.trainer import CDPGTrainer
+    from cdpg.comparison import make_trainer
 
     _quiet_transformers()
-    found = load_contexts(job.contexts, prompt_column=job.prompt_column, notify=lambda text: _note(console, text))
-    trainer = CDPGTrainer(
-        job.model, constraints, job.settings, found, command=shlex.join(sys.argv), inputs=job.inputs()
-    )
+    trainer = make_trainer(job, inputs, shlex.join(sys.argv))
     if trainer.processes.is_main:
-        _note(console, _plan(job, len(found)))
+        _note(console, _plan(job, len(inputs.tuning), len(inputs.held_out)))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
-        _summary(Console(), trainer.folder.path, record)
+        _finish_run(Console(), trainer.folder, record)
+
+
+@app.command()
+def compare(
+    task: Annotated[str, typer.Argument(metavar="TASK|CONFIG.yaml", help="A task, or a YAML file of settings.")],
+    methods: Annotated[str, typer.Option(help="Methods to compare, separated by commas.")] = (
+        "cdpg,dpg,reinforce,ziegler"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
+    preset: Preset = None,
+    model: Model = None,
+    contexts: Contexts = None,
+    eval_contexts: EvalContexts = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    output_dir: OutputDir = None,
+    settings: Setting = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
+) -> None:
+    """Tune with several methods at equal numbers of samples and put them side by side.
+
+    Examples:
+
+      cdpg compare code-compilability
+
+      cdpg compare translation-numbers --methods cdpg,reinforce --seeds 3
+    """
+    named = {
+        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
+        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
+    }  # fmt: skip
+    job = _job(task, {**named, "epochs": epochs, "seed": seed, "output_dir": output_dir}, settings, "compare-{task}")
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    for name in names or [""]:
+        CDPGConfig.from_mapping({"method": name})  # an unknown one is named before anything runs
+    console = Console(stderr=True)
+    inputs = job.load(lambda text: _note(console, text))
+    from cdpg import comparison
+
+    _quiet_transformers()
+    runs = list(comparison.entrants(job, names, seeds))
+    if not resume:
+        for entrant in runs:
+            entrant.folder.require_fresh()
+    _note(console, _plan(job, len(inputs.tuning), len(inputs.held_out)) + f"; {len(runs)} runs: {', '.join(names)}")
+    result = comparison.compare(job, inputs, runs, shlex.join(sys.argv), resume, lambda text: _note(console, text))
+    folder = Path(job.settings.output_dir)
+    output = Console()
+    output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))
+    _next(output, [f"figures: {folder / comparison.FILE}", f"report: {_report([folder], folder / 'report.html')}"])
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run's folder, a model's folder or a hub id.")],
+    task: Annotated[str | None, typer.Option(help="The task to evaluate on; a run knows its own.")] = None,
+    preset: Preset = None,
+    base: Annotated[str | None, typer.Option(help="The base; by default the run's or the task's.")] = None,
+    contexts: Annotated[str | None, typer.Option(help="File of held-out contexts.")] = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
+    seed: Seed = None,
+    output: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    settings: Setting = None,
+) -> None:
+    """Evaluate any model on held-out contexts beside its base.
+
+    Examples:
+
+      cdpg evaluate runs/code-compilability-cdpg
+
+      cdpg evaluate ./my-model --task translation-numbers --output figures.json
+    """
+    folder = RunFolder(model)
+    known = read_yaml(folder.config) if folder.config.is_file() else {}
+    if not known and task is None:
+        raise UserError(f"{model!r} is no run's folder: name the task to evaluate on with --task")
+    path, _ = _model_of(model)
+    given = {
+        "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "constraint": constraint,
+        "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "seed": seed,
+    }  # fmt: skip
+    job = Job.from_mapping({**known, **gather(None, given, settings or [])})
+    console = Console(stderr=True)
+    inputs = job.load(lambda text: _note(console, text))
+    from cdpg.comparison import evaluate_model
+    from cdpg.runlog import write_json
+
+    _quiet_transformers()
+    result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: _note(console, text))
+    target = output or (folder.evaluation if known else Path("evaluation.json"))
+    write_json(target, result)
+    models = {name: result[name] for name in ("base", "tuned")}
+    Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
+    _next(Console(), [f"figures: {target}"])
+
+
+@app.command()
+def tasks() -> None:
+    """The tasks that come with the package."""
+    table = Table(title="cdpg run TASK", title_justify="left")
+    for column in ("task", "what the outputs must do", "tiny", "paper"):
+        table.add_column(column)
+    for task in TASKS.values():
+        table.add_row(task.name, task.summary, task.presets["tiny"].model, task.presets["paper"].model)
+    Console().print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of a comparison.")],
+    output: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the folder.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures as PDF and PNG to this folder.")] = None,
+) -> None:
+    """Make one self-contained HTML file of runs.
+
+    Examples:
+
+      cdpg report runs/code-compilability-cdpg
+
+      cdpg report runs/compare-code-pep8 --figures paper/figures
+    """
+    from cdpg.report import write_figures, write_report
+
+    console = Console()
+    lines = [f"report: {write_report(runs, output or runs[0] / 'report.html')}"]
+    if figures is not None:
+        write_figures(runs, figures)
+        lines.append(f"figures: {figures}")
+    _next(console, lines)
 
 
 @app.command()
@@ -137,29 +287,63 @@ def _model_of(name: str) -> tuple[str, dict[str, Any]]:
     return str(folder / "model"), {key: values[key] for key in kept if key in values}
 
 
-def _plan(job: Job, contexts: int) -> str:
+def _job(task: str | None, options: dict[str, Any], settings: list[str] | None, folder: str) -> Job:
+    """The job of a command: a task's name or a configuration file, overlaid by the options."""
+    config = Path(task) if task is not None and task not in TASKS else None
+    if config is not None and not config.suffix and not config.exists():
+        find_task(str(task))  # it looks like a task's name: say which there are
+    values = gather(config, {"task": task if config is None else None, **options}, settings or [])
+    if values.get("task") and "output_dir" not in values:
+        values["output_dir"] = "runs/" + folder.format(task=values["task"], method=values.get("method") or "cdpg")
+    return Job.from_mapping(values)
+
+
+def _plan(job: Job, contexts: int, held_out: int) -> str:
     settings = job.settings
     return (
         f"{settings.method} on {job.model}: {contexts:,} contexts, {settings.epochs:,} epochs of "
-        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; output in {settings.output_dir}"
+        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; {held_out:,} contexts held out; "
+        f"output in {settings.output_dir}"
     )
 
 
-def _summary(console: Console, folder: Path, record: dict[str, Any]) -> None:
-    """The last epoch in a table, and what to type next."""
-    if record:
-        table = Table(title=f"epoch {record['epoch']}")
-        for column in ("satisfaction", "coverage", "KL(p, π)", "mean length"):
-            table.add_column(column, justify="right")
-        kl = record["kl_target_policy"]
-        table.add_row(
-            f"{record['satisfaction']:.3f}",
-            f"{record['coverage']:.2f}",
-            "–" if kl is None else f"{kl:.3f}",
-            f"{record['length']:.1f}",
-        )
-        console.print(table)
-    for line in (f"model: {folder / 'model'}", f"next:  cdpg sample {shlex.quote(str(folder))} --context '…'"):
+def _finish_run(console: Console, folder: RunFolder, record: dict[str, Any]) -> None:
+    """What came out: base → tuned where that was evaluated, else the last epoch; and what to type next."""
+    lines = []
+    if folder.evaluation.is_file():
+        result = read_json(folder.evaluation)
+        models = {name: result[name] for name in ("base", "tuned")}
+        title = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
+        console.print(models_table(title, models, result["changes"]))
+        lines.append(f"report: {_report([folder.path], folder.report)}")
+    elif record:
+        console.print(_epoch_table(record))
+    quoted = shlex.quote(str(folder.path))
+    _next(console, [*lines, f"model:  {folder.model}", f"next:   cdpg sample {quoted} --context '…'"])
+
+
+def _report(runs: list[Path], output: Path) -> Path:
+    from cdpg.report import write_report
+
+    return write_report(runs, output)
+
+
+def _epoch_table(record: dict[str, Any]) -> Table:
+    table = Table(title=f"epoch {record['epoch']}")
+    for column in ("satisfaction", "coverage", "KL(p, π)", "mean length"):
+        table.add_column(column, justify="right")
+    kl = record["kl_target_policy"]
+    table.add_row(
+        f"{record['satisfaction']:.3f}",
+        f"{record['coverage']:.2f}",
+        "–" if kl is None else f"{kl:.3f}",
+        f"{record['length']:.1f}",
+    )
+    return table
+
+
+def _next(console: Console, lines: list[str]) -> None:
+    for line in lines:
         console.print(Text(plain_text(line, limit=2000)), soft_wrap=True)
 
 

@@ -102,6 +102,12 @@ class CDPGConfig:
     """How many of the latest checkpoints stay."""
     evaluate_every: int | None = None
     """Epochs between evaluations on held-out contexts; by default a tenth of the run."""
+    evaluate_at_end: bool = True
+    """Evaluate the base and the tuned model on all held-out contexts when the run ends."""
+    evaluation_contexts: int = 64
+    """Held-out contexts of the evaluations along the run; the last evaluation takes all of them."""
+    evaluation_samples: int = 16
+    """Samples drawn for each held-out context."""
     log_samples: int = 8
     """Samples written to ``samples.jsonl`` each epoch."""
     report_to: tuple[str, ...] = ()
@@ -152,6 +158,11 @@ class CDPGConfig:
     def warmup(self) -> int:
         """Epochs of warm-up, the default filled in."""
         return min(100, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Epochs between evaluations, the default filled in."""
+        return max(1, self.epochs // 10) if self.evaluate_every is None else self.evaluate_every
 
 
 FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
@@ -254,8 +265,9 @@ def _problems(config: CDPGConfig) -> Iterable[str]:
             return
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
-        "warmup_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1, "log_samples": 0, "seed": 0,
-        "ziegler_epochs": 1, "ziegler_horizon": 1, "rows_per_pass": 1, "tokens_per_pass": 1,
+        "warmup_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1, "evaluation_contexts": 1,
+        "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1, "ziegler_horizon": 1,
+        "rows_per_pass": 1, "tokens_per_pass": 1,
     }  # fmt: skip
     for key, least in at_least.items():
         value = getattr(config, key)

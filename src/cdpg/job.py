@@ -1,4 +1,4 @@
-"""What a command or a configuration file asks for: a model, contexts, a constraint and the settings."""
+"""What a command or a configuration file asks for: a task or a model, contexts and a constraint; and the settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,36 @@ import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml, unknown_setting
+from cdpg.contexts import DEFAULT_COLUMN, Context, load_contexts
 from cdpg.errors import UserError
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.rows import Notify
+from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
+from cdpg.tasks.base import Task
+from cdpg.uniforms import UniformStream
+
+if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
+    from cdpg.sampling import StopRule
 
 _ORIGIN = "origin"
 """The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
+_FEW = 50
+"""From fewer contexts none are held out."""
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a job's names stand for."""
+
+    tuning: list[Context]
+    held_out: list[Context]
+    constraints: list[Any]
+    measure: Measure
+    stop: StopRule | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,23 +44,29 @@ class Job:
     """A run to be made, all of it given by names."""
 
     model: str
-    """A hub id or a folder."""
-    contexts: str
-    """A CSV, JSONL, JSON or text file."""
+    """An embedded model, a hub id or a folder."""
     constraint: tuple[str, ...]
     """One or several ``module:function``."""
-    prompt_column: str
-    """The column of the contexts that holds the prompt."""
     settings: CDPGConfig
+    task: str | None = None
+    """One of the tasks that come with the package; it fills in whatever is not given."""
+    preset: str = DEFAULT_PRESET
+    """The task's scale."""
+    contexts: str | None = None
+    """A CSV, JSONL, JSON or text file; the task's own by default. For code also a folder of Python sources."""
+    eval_contexts: str | None = None
+    """The same, held out; by default the task's own, or a tenth of the contexts."""
+    prompt_column: str | None = None
+    """The column of the contexts that holds the prompt, or for a task the text that goes into it."""
+    prompt_prefix: str | None = None
+    """Text before every prompt; the task's own by default."""
 
     def inputs(self) -> dict[str, Any]:
         """All but the settings, as :meth:`from_mapping` takes it."""
-        return {
-            "model": self.model,
-            "contexts": self.contexts,
-            "constraint": list(self.constraint),
-            "prompt_column": self.prompt_column,
-        }
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del values["settings"]
+        values["constraint"] = list(self.constraint)
+        return {key: value for key, value in values.items() if value is not None}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Job:
@@ -45,21 +74,89 @@ class Job:
         values = {key: value for key, value in values.items() if key != _ORIGIN}
         own = {field.name for field in dataclasses.fields(cls)} - {"settings"}
         problems = [unknown_setting(key, {*FIELDS, *own}) for key in values if key not in FIELDS and key not in own]
-        missing = [key for key in ("model", "contexts", "constraint") if not values.get(key)]
+        if values.get("task") is not None:
+            values = _filled_in(find_task(str(values["task"])), values)
+            needed: tuple[str, ...] = ()
+        else:
+            needed = ("model", "contexts", "constraint")
+        missing = [key for key in needed if not values.get(key)]
         if missing:
             problems.append(
-                f"{_listed(missing)} must be given, by {_listed(f'--{key}' for key in missing)} or in the file"
+                f"{_listed(missing)} must be given, by {_listed(f'--{key}' for key in missing)} or in the file; "
+                f"or give the name of a task"
             )
         if problems:
             raise UserError("; ".join(problems))
         constraint = values["constraint"]
+        named = {key: str(values[key]) for key in own - {"constraint"} if values.get(key) is not None}
         return cls(
-            model=str(values["model"]),
-            contexts=str(values["contexts"]),
+            **named,
             constraint=(constraint,) if isinstance(constraint, str) else tuple(map(str, constraint)),
-            prompt_column=str(values.get("prompt_column", "prompt")),
             settings=CDPGConfig.from_mapping({key: value for key, value in values.items() if key in FIELDS}),
         )
+
+    def load(self, notify: Notify) -> Inputs:
+        """Read contexts and import constraints; ``notify`` is told what is odd but allowed."""
+        constraints = [load_constraint(name) for name in self.constraint]
+        if self.task is None:
+            tuning, held_out = self._plain_contexts(notify)
+            return Inputs(tuning, held_out, constraints, TextMeasure(), None)
+        task = find_task(self.task)
+        tuning, held_out = self._task_contexts(task, notify)
+        return Inputs(tuning, held_out, constraints, task.measure, task.stop)
+
+    def _plain_contexts(self, notify: Notify) -> tuple[list[Context], list[Context]]:
+        def read(path: str) -> list[Context]:
+            found = load_contexts(path, prompt_column=self.prompt_column or DEFAULT_COLUMN, notify=notify)
+            prefix = self.prompt_prefix or ""
+            return [_prefixed(context, prefix) for context in found] if prefix else found
+
+        assert self.contexts is not None
+        tuning = read(self.contexts)
+        return (tuning, read(self.eval_contexts)) if self.eval_contexts else self._split(tuning, notify)
+
+    def _task_contexts(self, task: Task, notify: Notify) -> tuple[list[Context], list[Context]]:
+        preset = find_preset(task, self.preset)
+        prefix = preset.prefix if self.prompt_prefix is None else self.prompt_prefix
+        column = self.prompt_column or task.column
+
+        def read(path: str) -> list[Context]:
+            rows = task.read(path, column, notify)
+            found = task.contexts(rows, prefix)
+            if len(found) < len(rows):
+                notify(f"{len(rows) - len(found):,} of {len(rows):,} contexts cannot be satisfied and are left out")
+            return load_contexts(found)
+
+        if self.contexts is None:
+            tuning, held_out = (task.contexts(rows, prefix) for rows in preset.rows(self.settings.seed))
+            return tuning, read(self.eval_contexts) if self.eval_contexts else held_out
+        tuning = read(self.contexts)
+        return (tuning, read(self.eval_contexts)) if self.eval_contexts else self._split(tuning, notify)
+
+    def _split(self, contexts: list[Context], notify: Notify) -> tuple[list[Context], list[Context]]:
+        """A seeded tenth of the contexts is held out, unless they are few."""
+        if len(contexts) < _FEW:
+            notify(f"only {len(contexts)} contexts: none are held out, and the evaluation uses the same ones")
+            return contexts, contexts
+        count = min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE))
+        order = UniformStream(self.settings.seed, "held-out", 0).permutation(len(contexts))
+        chosen = set(order[:count].tolist())
+        notify(f"{count:,} of {len(contexts):,} contexts are held out for evaluation; --eval-contexts names others")
+        tuning = [context for index, context in enumerate(contexts) if index not in chosen]
+        return tuning, [contexts[index] for index in sorted(chosen)]
+
+
+def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the task's preset says, overlaid by what was given."""
+    preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
+    given = {key: value for key, value in values.items() if value is not None}
+    return {"model": preset.model, "constraint": task.constraint, **preset.settings, **given}
+
+
+def _prefixed(context: Context, prefix: str) -> Context:
+    if not isinstance(context.prompt, str):
+        raise UserError(f"row {context.row} is a chat, and prompt_prefix goes before a text: put it into the messages")
+    return dataclasses.replace(context, prompt=prefix + context.prompt)
 
 
 def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def metrics_record(
         "steps": summary.steps,
         "steps_skipped": summary.skipped,
         "steps_nonfinite": summary.nonfinite,
+        "samples": epoch.b.numel(),
         "tokens": int(epoch.lengths.sum()),
         **objective.metrics(),
     }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class Processes:
         for parameter in parameters:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = self.total(gradient)
+
+    def gather(self, own: Sequence[T]) -> list[T]:
+        """The items of every process, in their order, on each of them."""
+        return list(own) if self.count == 1 else list(gather_object(list(own)))
 
     def wait(self) -> None:
         self.accelerator.wait_for_everyone()

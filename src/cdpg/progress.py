@@ -38,6 +38,7 @@ class Progress:
         self._unshown: str | None = None
         self._shown_epoch: int | None = None
         self._shown_at = 0.0
+        self._told_at = self._started
         self._bar: rich_progress.Progress | None = None
         self._task = rich_progress.TaskID(0)
 
@@ -83,6 +84,16 @@ class Progress:
             self._unshown, self._shown_epoch, self._shown_at = None, epoch, now
         else:
             self._unshown = line
+
+    def working(self, message: str) -> None:
+        """Show what is being done between two epochs, or after the last; on the live line, else now and then."""
+        text, now = plain_text(message), self._clock()
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.update(self._task, description=text, refresh=True)
+        elif now - self._told_at >= _SECONDS_BETWEEN_LINES:
+            self._write(text)
+            self._told_at = now
 
     def note(self, message: str) -> None:
         """Show a notice, above the live line if there is one."""

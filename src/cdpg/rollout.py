@@ -44,6 +44,8 @@ class Rollout:
     config: CDPGConfig
     processes: Processes
     stop: StopRule | None = None
+    policy_is_base: bool = False
+    """The base itself is sampled: log a = log q, and nothing needs to be scored."""
 
     def collect(
         self,
@@ -66,9 +68,12 @@ class Rollout:
             log_q = score_samples(self.policy, samples, rows, self.config.tokens_per_pass)
             samples = samples.with_log_q(log_q)
             watch.lap("sampling")
-        needed = rows if every_sample else rows[b.flatten() > 0]
-        with self.base.as_base():
-            token_log_a = score_samples(self.base, samples, needed, self.config.tokens_per_pass)
+        if self.policy_is_base:
+            token_log_a = samples.token_log_q
+        else:
+            needed = rows if every_sample else rows[b.flatten() > 0]
+            with self.base.as_base():
+                token_log_a = score_samples(self.base, samples, needed, self.config.tokens_per_pass)
         watch.lap("base")
         lengths = samples.lengths.double()
         table = torch.stack([b, torch.ones_like(b), samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)

@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "samples.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        """A line for each evaluation along the run."""
+        return self.path / "evaluations.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
         return self.path / "checkpoints"
@@ -116,7 +121,7 @@ class RunFolder:
         """Nothing that a run writes may lead out of its folder."""
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
-            *(self.nonfinite, self.path / ".lock", self.path / "evaluations.jsonl"),
+            *(self.nonfinite, self.evaluations, self.path / ".lock"),
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):
@@ -224,6 +229,23 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} is not valid JSON: {error}") from error
+
+
+def costs(folder: RunFolder) -> dict[str, float]:
+    """What a run has cost so far: epochs, samples, tokens, seconds, added up over its metrics."""
+    records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
+    keys = ("samples", "tokens", "seconds")
+    return {"epochs": len(records), **{key: sum(record.get(key) or 0 for record in records) for key in keys}}
 
 
 def write_json(path: Path, obj: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from io import StringIO
 from pathlib import Path
@@ -19,11 +19,14 @@ from torch import nn
 
 from cdpg import files, memory, provenance
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, prune, save_checkpoint
+from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
 from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.evaluation.summary import BASE
+from cdpg.heldout import TUNED, Examination, HeldOut
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
@@ -33,7 +36,7 @@ from cdpg.optimization import Updater, learning_rate, make_optimizer
 from cdpg.parallel import Processes
 from cdpg.progress import Progress
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.runlog import JsonlFile, RunFolder, write_folder, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, costs, write_folder, write_json, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -48,8 +51,10 @@ class CDPGTrainer:
     ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
     ``(prompts, completions, **columns)``; ``train_dataset`` anything :func:`~cdpg.contexts.load_contexts` takes.
-    ``stop`` may end a sequence before its end token, for the base and the policy alike. ``command`` and ``inputs``
-    (model, contexts and constraint by name) are written to ``config.yaml``, so that the run can be repeated from it.
+    ``eval_dataset``, of the same kind, is held out: the base and the policy are evaluated on it along the run and at
+    its end. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds
+    metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to
+    ``config.yaml``, so that the run can be repeated from it.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class CDPGTrainer:
         peft_config: Any = None,
         *,
         stop: StopRule | None = None,
+        measure: Measure | None = None,
         command: str | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -76,7 +82,7 @@ class CDPGTrainer:
         self.contexts = load_contexts(train_dataset)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset)
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
-        self.policy.encode(self.eval_contexts, self.args.max_completion_length)  # held-out rows must fit as well
+        held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
         self.objective = make_objective(self.args, self.policy)
         modules = [self.policy.module, *([self.objective.module] if self.objective.module else [])]
         self._parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -89,7 +95,11 @@ class CDPGTrainer:
         )
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main)
         self.folder = RunFolder(self.args.output_dir)
-        self._metrics, self._samples = JsonlFile(self.folder.metrics), JsonlFile(self.folder.samples)
+        self._logs = {
+            "metrics": JsonlFile(self.folder.metrics),
+            "samples": JsonlFile(self.folder.samples),
+            "evaluations": JsonlFile(self.folder.evaluations),
+        }
         self._origin = provenance.origin(
             model if isinstance(model, str) else _model_name(self.policy),
             self.base.module,
@@ -100,6 +110,12 @@ class CDPGTrainer:
             command,
         )
         self._used, self._inputs = False, dict(inputs or {})
+        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
+        self.held_out = HeldOut(
+            self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
+            stop,
+        )  # fmt: skip
+        self._examination = Examination(self.held_out, self.policy, about)
 
     @property
     def model(self) -> nn.Module:
@@ -121,6 +137,8 @@ class CDPGTrainer:
             for number in range(done + 1, self.args.epochs + 1):
                 record = self._epoch(number)
                 progress.update(record)
+                if number % self.args.evaluation_interval == 0 or number == self.args.epochs:
+                    self._evaluate_along(number, progress)
                 signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
                 wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
                 ending = number == self.args.epochs or signalled or wanted
@@ -144,10 +162,26 @@ class CDPGTrainer:
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
+            if self.eval_contexts and self.args.evaluate_at_end:
+                self.evaluate(lambda text: self._tell(progress, stop, text))
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
         return record
+
+    def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """The base and the tuned model on all held-out contexts, with intervals; written to ``evaluation.json``.
+
+        ``tell`` hears how far it has come.
+        """
+        if not self.eval_contexts:
+            raise UserError("there is nothing to evaluate on: pass eval_dataset")
+        found = self._examination.final(tell or _unheard)
+        if not self.processes.is_main:
+            return {}
+        result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
+        write_json(self.folder.evaluation, result)
+        return result
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
@@ -192,25 +226,42 @@ class CDPGTrainer:
         record["seconds"] = time.perf_counter() - started
         record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
         if self.processes.is_main:
-            self._metrics.append(record)
+            self._logs["metrics"].append(record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
-                self._samples.append(sample)
+                self._logs["samples"].append(sample)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.epoch_end(record)
         return record
 
+    def _evaluate_along(self, number: int, progress: Progress) -> None:
+        """Measure the policy on some held-out contexts and log it."""
+        if not self.eval_contexts:
+            return
+        progress.working(f"evaluating after epoch {number}")
+        record = self._examination.along(number)
+        if self.processes.is_main:
+            self._logs["evaluations"].append(record)
+        means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
+        if self.args.report_to:
+            numbers = {name: value for name, value in means.items() if value is not None}
+            self.processes.accelerator.log(numbers, step=number)
+        self._callbacks.call("on_evaluate", metrics=means)
+
+    def _tell(self, progress: Progress, stop: GentleStop, text: str) -> None:
+        """Show how far the last evaluation is. It may be cut short: the run itself is whole on the disk by then."""
+        if stop.received is not None:
+            how = provenance.how_to_resume(self._origin["command"])
+            raise Interrupted(f"stopped before the evaluation was done; continue with: {how}", stop.received)
+        progress.working(text)
+
     def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
-        checkpoint = self._find_checkpoint(resume, progress)
+        checkpoint = find_checkpoint(self.folder.checkpoints, resume, progress.note) if resume else None
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used = True
-        if self.eval_contexts:
-            progress.note(
-                f"{len(self.eval_contexts):,} held-out contexts were checked; train() does not evaluate on them"
-            )
         if checkpoint is not None:
             for notice in provenance.check_resume(checkpoint.state, self.args, self._origin):
                 progress.note(notice)
@@ -224,48 +275,26 @@ class CDPGTrainer:
             if checkpoint is not None:
                 # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
                 prune(self.folder.checkpoints, checkpoint.epoch, self.args.keep_checkpoints)
-            for name, file in (("metrics", self._metrics), ("samples", self._samples)):
+            for name, file in self._logs.items():
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=_tracker_config(self.args))
         self.processes.wait()
+        if checkpoint is None:
+            self._evaluate_along(0, progress)
         return 0 if checkpoint is None else checkpoint.epoch
-
-    def _find_checkpoint(self, resume: bool | str | Path | None, progress: Progress) -> Checkpoint | None:
-        if not resume:
-            return None
-        if isinstance(resume, (str, Path)):
-            return load_checkpoint(self._own_checkpoint(Path(resume)))
-        checkpoint = latest_checkpoint(self.folder.checkpoints, progress.note)
-        if checkpoint is None and any(self.folder.checkpoints.glob("epoch-*")):
-            raise RunError(
-                f"no checkpoint in {str(self.folder.checkpoints)!r} is whole: start again in another folder, or remove "
-                f"them to start again in this one"
-            )
-        return checkpoint
-
-    def _own_checkpoint(self, path: Path) -> Path:
-        """A checkpoint goes with the logs beside it: one of another run's folder cannot be continued in this one."""
-        if not path.is_dir():
-            raise UserError(f"there is no checkpoint {str(path)!r}: expected a folder such as checkpoints/epoch-000100")
-        if path.resolve().parent != self.folder.checkpoints.resolve():
-            raise UserError(
-                f"the checkpoint {str(path)!r} is not one of output_dir {str(self.folder.path)!r}: set output_dir to "
-                f"the folder it belongs to; to go on elsewhere, copy that whole folder first"
-            )
-        return path
 
     def _save_checkpoint(self, number: int) -> None:
         """Write what a resumed run needs; the logs reach the disk first."""
         if self.processes.is_main:
-            for file in (self._metrics, self._samples):
+            for file in self._logs.values():
                 file.sync()
             state: Mapping[str, Any] = {
                 "config": self.args.to_mapping(),
                 "origin": self._origin,
                 "objective": self.objective.state(),
-                "positions": {"metrics": self._metrics.position(), "samples": self._samples.position()},
+                "positions": {name: file.position() for name, file in self._logs.items()},
             }
             tensors = self._trainable.tensors()
             save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
@@ -313,6 +342,10 @@ def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
 
 def _progress(epochs: int, main: bool) -> Progress:
     return Progress(epochs) if main else Progress(epochs, Console(file=StringIO()))
+
+
+def _unheard(message: str) -> None:
+    """Nobody asked how far it is."""
 
 
 def _tracker_config(config: CDPGConfig) -> dict[str, Any]:

@@ -153,6 +153,7 @@ def run(folder: Path, kind: str = "tabular", method: str = "dpg", **changes: Any
         even,
         CDPGConfig(**(settings | changes)),
         train_dataset=[{"prompt": str(context.prompt)} for context in contexts_of(3)],
+        eval_dataset=[{"prompt": str(context.prompt)} for context in contexts_of(2)],
         processing_class=None if table else tiny.tokenizer_for(kind),
     ).train(resume_from_checkpoint=True)
 

@@ -32,3 +32,20 @@ def mean_over_covered(per_context: Tensor) -> tuple[float | None, float]:
     covered = ~per_context.isnan()
     share = float(covered.double().mean()) if len(per_context) else 0.0
     return (float(per_context[covered].mean()) if covered.any() else None), share
+
+
+def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:
+    """KL(p_c, π_k) of each model k from one pool of samples of them all; NaN where no sample of the pool satisfies.
+
+    The pool holds equally many samples of every model, so that it is drawn from the mixture q̄ = mean_k π_k (balance
+    heuristic). With w ∝ P_c/q̄ normalised over the pool, KL(p_c, π_k) = Σ_j w_j (log P_c(x_j) − log Ẑ_c − log π_k(x_j)).
+    ``log_target`` and ``valid`` are ``[context, pool]``, ``log_models`` is ``[model, context, pool]`` and may hold
+    anything where P_c = 0; the result is ``[model, context]``.
+    """
+    log_mixture = log_models.logsumexp(dim=0) - torch.tensor(float(len(log_models)), dtype=log_models.dtype).log()
+    counts = valid & (log_target > float("-inf"))
+    log_ratio = (log_target - log_mixture).masked_fill(~counts, float("-inf"))
+    log_z = log_partition(log_ratio, valid)
+    weight = (log_ratio - log_ratio.logsumexp(dim=1, keepdim=True)).exp()
+    gap = (log_target - log_z[:, None] - log_models).where(counts, torch.zeros_like(log_models))
+    return (weight * gap).sum(dim=2).masked_fill(log_z == float("-inf"), float("nan"))

@@ -24,6 +24,17 @@ _NO_LIMIT = 10**9
 """Tokenizers without a limit say so with an absurd number."""
 
 
+EMBEDDED = Path(__file__).parents[1] / "data" / "models"
+"""The models that come with the package."""
+
+
+def locate(name: str) -> str:
+    """The folder of an embedded model, by its name; any other name as it is."""
+    embedded = EMBEDDED / name
+    is_plain = name not in (".", "..") and Path(name).name == name and not Path(name).exists()
+    return str(embedded) if is_plain and embedded.is_dir() else name
+
+
 def load_model(
     model: str | nn.Module,
     config: CDPGConfig,
@@ -35,6 +46,7 @@ def load_model(
     device = device or choose_device(config)
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    model = locate(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere

@@ -1,0 +1,30 @@
+"""The experiments that come with the package, by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from cdpg.errors import UserError
+from cdpg.tasks.base import Preset, Task
+from cdpg.tasks.code import COMPILABILITY, PEP8
+from cdpg.tasks.summarization import ENTITIES
+from cdpg.tasks.translation import NUMBERS
+
+TASKS = {task.name: task for task in (NUMBERS, ENTITIES, COMPILABILITY, PEP8)}
+DEFAULT_PRESET = "tiny"
+
+
+def find_task(name: str) -> Task:
+    """The task of that name."""
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(name, TASKS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the tasks are {', '.join(TASKS)}"
+    raise UserError(f"there is no task {name!r}; {hint}")
+
+
+def find_preset(task: Task, name: str) -> Preset:
+    """A task's preset of that name."""
+    if name not in task.presets:
+        raise UserError(f"there is no preset {name!r}; {task.name} has {', '.join(task.presets)}")
+    return task.presets[name]

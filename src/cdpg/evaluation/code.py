@@ -1,0 +1,54 @@
+"""Metrics of the code tasks: compilability, PEP8 violations, characters and AST nodes, and what kinds of errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdpg.constraints.entities import distinct_2
+from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, function_source, pep8_codes_of
+from cdpg.contexts import Context
+from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.statistics import Array
+
+
+@dataclass(frozen=True)
+class CodeMeasure:
+    """Each output is judged with its signature: the ``signature`` column if there is one, else the prompt.
+
+    PEP8 violations are counted where pycodestyle can read the text, AST nodes in functions that compile.
+    """
+
+    beams: int = 0
+
+    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+        signatures = [str(context.columns.get("signature") or context.prompt) for context in contexts]
+        sources = [
+            [function_source(signature, text) for text in texts]
+            for signature, texts in zip(signatures, outputs, strict=True)
+        ]
+        flat = [source for texts in sources for source in texts]
+        outcomes, codes = compile_outcomes(flat), pep8_codes_of(flat)
+        compiled = np.array([outcome == OK for outcome in outcomes], dtype=np.float64)
+        nodes = np.array([np.nan if count is None else count for count in ast_nodes_of(flat)], dtype=np.float64)
+        violations = np.array([np.nan if found is None else len(found) for found in codes], dtype=np.float64)
+
+        def table(values: Array) -> Array:
+            return values.reshape(len(outputs), -1)
+
+        return Measured(
+            features={
+                "compilability": table(compiled),
+                "pep8_violations": table(violations),
+                "characters": per_output(sources, lambda source: len(source.rstrip("\n"))),
+                "ast_nodes": table(np.where(compiled > 0, nodes, np.nan)),
+                "distinct_2": per_output(outputs, distinct_2),
+            },
+            frequencies={
+                "compile_outcome": Counter(outcomes),
+                "pep8_code": Counter(code for found in codes for code in found or ()),
+            },
+        )

@@ -1,0 +1,52 @@
+"""What a task measures in the outputs of a model, beside satisfaction and the divergences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from cdpg.constraints.entities import distinct_2
+from cdpg.contexts import Context
+from cdpg.evaluation.statistics import Array, Statistic
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of outputs, ``outputs[context][output]``."""
+
+    features: Mapping[str, Array] = field(default_factory=dict)
+    """``[context, output]``: a number for each output, NaN where it has none; their mean is the metric."""
+    corpus: Mapping[str, Statistic] = field(default_factory=dict)
+    """Metrics that are no means of features."""
+    frequencies: Mapping[str, Counter[str]] = field(default_factory=dict)
+    """How often what occurred."""
+
+
+class Measure(Protocol):
+    """A task's own metrics."""
+
+    @property
+    def beams(self) -> int:
+        """Beams of the search that makes the outputs; 0 for ancestral samples."""
+
+    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+        """Measure some outputs for each context."""
+
+
+@dataclass(frozen=True)
+class TextMeasure:
+    """Of any text: Distinct-2. What a run without a task measures."""
+
+    beams: int = 0
+
+    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+        return Measured(features={"distinct_2": per_output(outputs, distinct_2)})
+
+
+def per_output(outputs: Sequence[Sequence[str]], feature: Callable[[str], float]) -> Array:
+    """A function of a text applied to each output, ``[context, output]``."""
+    return np.array([[feature(text) for text in texts] for texts in outputs], dtype=np.float64)

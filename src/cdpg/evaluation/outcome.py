@@ -1,0 +1,146 @@
+"""What one model did on the held-out contexts, and its metrics as statistics over contexts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdpg.contexts import Context
+from cdpg.evaluation.divergence import kl_policy_base, kl_target_policy
+from cdpg.evaluation.measures import Measured
+from cdpg.evaluation.statistics import Array, Statistic, context_means, deviation_statistic, mean_statistic
+from cdpg.objectives.base import Epoch
+from cdpg.target import log_target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Ancestral samples of a model with everything known of them; contexts are those of all processes."""
+
+    contexts: tuple[Context, ...]
+    blocks: tuple[Epoch, ...]
+    """The samples, some contexts at a time, in the order of the contexts; every sample is scored by the base."""
+    texts: tuple[tuple[str, ...], ...]
+    """``[context][sample]``."""
+    beams: tuple[str, ...] | None
+    """The output of beam search for each context, where the task decodes so."""
+    beam_b: tuple[float, ...] | None
+    """The constraint's verdict on each of them; NaN where the check failed."""
+    measured: Measured
+    """The task's own figures, of the beams if there are any, else of the samples."""
+    tokens: Counter[int]
+    """How often each token was sampled."""
+    ended: Tensor
+    """``[context, sample]``: 1 where an end token or the stop rule ended a sample, 0 where the limit cut it."""
+    seconds: float
+
+    def table(self, name: str) -> Tensor:
+        """A ``[context, sample]`` tensor of the blocks, whole."""
+        return torch.cat([getattr(block, name) for block in self.blocks])
+
+
+def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
+    """Every metric of one model that its own samples give."""
+    b, valid, log_q, log_a = (outcome.table(name) for name in ("b", "valid", "log_q", "log_a"))
+    log_p = log_target(log_a, b)
+    none = ~valid.any(dim=1)
+
+    def over_samples(values: Tensor) -> Statistic:
+        return mean_statistic(context_means(values.double().masked_fill(~valid, float("nan")).numpy()))
+
+    def over_contexts(values: Tensor) -> Statistic:
+        return mean_statistic(values.double().masked_fill(none, float("nan")).numpy())
+
+    ratio = (log_p - log_q).exp().where(valid, torch.zeros_like(log_q))
+    found = {
+        "satisfaction": over_samples(b),
+        "kl_target_policy": over_contexts(kl_target_policy(log_p, log_q, valid, epsilon)),
+        "kl_policy_base": over_contexts(kl_policy_base(log_q, log_a, valid)),
+        "coverage": over_contexts(((b > 0) & valid).any(dim=1)),
+        **_partition_statistics(ratio.numpy(), valid.numpy()),
+        "length": over_samples(outcome.table("lengths")),
+        "ended": over_samples(outcome.ended),
+    }
+    if outcome.beam_b is not None:
+        found["satisfaction_beam"] = mean_statistic(np.array(outcome.beam_b, dtype=np.float64))
+    for name, values in outcome.measured.features.items():
+        found[name] = mean_statistic(context_means(values))
+    return {**found, **outcome.measured.corpus}
+
+
+def partition_estimates(outcome: Outcome) -> list[float]:
+    """Ẑ_c of each context from the model's samples; NaN where no check succeeded."""
+    ratio = torch.cat([block.log_ratio for block in outcome.blocks]).exp()
+    valid = outcome.table("valid")
+    estimates: list[float] = (ratio.where(valid, torch.zeros_like(ratio)).sum(dim=1) / valid.sum(dim=1)).tolist()
+    return estimates
+
+
+def ideal_means(base: Outcome) -> dict[str, Array]:
+    """E_{p_c}[f] of features of samples, ``[context]``, from the base's samples weighted by b: p_c ∝ a·b.
+
+    NaN where no sample of a context satisfies.
+    """
+    weight = (base.table("b") * base.table("valid")).double().numpy()
+    features = {"length": base.table("lengths").double().numpy()}
+    if base.beams is None:
+        features |= base.measured.features
+    return {name: context_means(values, weight) for name, values in features.items()}
+
+
+def model_means(outcome: Outcome) -> dict[str, Array]:
+    """The same features of a model's own samples, ``[context]``."""
+    lengths = outcome.table("lengths").double().masked_fill(~outcome.table("valid"), float("nan"))
+    features: Mapping[str, Array] = {"length": lengths.numpy()}
+    if outcome.beams is None:
+        features = {**features, **outcome.measured.features}
+    return {name: context_means(values) for name, values in features.items()}
+
+
+def _partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
+    """Of Ẑ_c = mean_j P_c(x_j)/q(x_j|c): mean, deviation raw and corrected, effective sample size."""
+    count = valid.sum(axis=1)
+    judged = count > 0
+    ratio, count, kept = ratio[judged], count[judged], valid[judged]
+    z = ratio.sum(axis=1) / np.maximum(count, 1)
+    spread = np.where(kept, ratio - z[:, None], 0.0)
+    noise = (spread**2).sum(axis=1) / np.maximum(count - 1, 1) / np.maximum(count, 1)
+    squares = (ratio**2).sum(axis=1)
+    ess = np.where(
+        squares > 0, ratio.sum(axis=1) ** 2 / np.where(squares > 0, squares, 1.0) / np.maximum(count, 1), np.nan
+    )
+    found = {
+        "z_mean": mean_statistic(z),
+        "z_nstd": deviation_statistic(z, np.zeros_like(z)),
+        "z_nstd_corrected": deviation_statistic(z, noise),
+        "ess": mean_statistic(ess),
+    }
+    return {name: _spread_out(statistic, judged) for name, statistic in found.items()}
+
+
+def _spread_out(statistic: Statistic, judged: Array) -> Statistic:
+    """Rows of zeros for the contexts that were left out: they add nothing to any sum."""
+    terms = np.zeros((len(judged), statistic.terms.shape[1]))
+    terms[judged] = statistic.terms
+    return Statistic(terms, statistic.of)
+
+
+def token_ranks(outcome: Outcome) -> list[int]:
+    """Counts of the tokens that occurred, the most frequent first."""
+    return sorted(outcome.tokens.values(), reverse=True)
+
+
+def texts_of(outcome: Outcome, context: int, limit: int) -> list[tuple[str, float, str]]:
+    """Outputs of a context to show: the beam's, then samples, each with its verdict and how it was decoded."""
+    shown: list[tuple[str, float, str]] = []
+    if outcome.beams is not None and outcome.beam_b is not None:
+        shown.append((outcome.beams[context], outcome.beam_b[context], "beam"))
+    b = outcome.table("b")[context].tolist()
+    samples: Sequence[str] = outcome.texts[context]
+    shown += [(text, verdict, "ancestral") for text, verdict in zip(samples, b, strict=True)]
+    return shown[:limit]

@@ -1,0 +1,120 @@
+"""Metrics as functions of sums over contexts, with bootstrap intervals and paired comparisons (section 5).
+
+A mean is a ratio of two sums, BLEU a function of sums of n-gram counts, the deviation of the partition one of sums of
+Z and Z². So a resample of the contexts is a weighted sum of the same rows, whatever the metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """``of(sum over contexts of terms)``; NaN where that is undefined."""
+
+    terms: Array
+    """``[context, term]``."""
+    of: Callable[[Array], Array]
+    """Sums ``[..., term]`` to values ``[...]``."""
+
+    def value(self) -> float:
+        """On the contexts as they are."""
+        return float(self.of(self.terms.sum(axis=0)))
+
+    def on(self, resamples: Array) -> Array:
+        """On every resample; ``[resample, context]`` multiplicities to ``[resample]``."""
+        return self.of(resamples @ self.terms)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and its interval; None where nothing was defined."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+    def to_mapping(self) -> dict[str, float | None]:
+        """As the files have it."""
+        return {"mean": self.mean, "low": self.low, "high": self.high}
+
+
+def quotient(sums: Array) -> Array:
+    """First term over second; NaN where the second is 0."""
+    below = sums[..., 1]
+    defined = below != 0
+    values: Array = np.where(defined, sums[..., 0] / np.where(defined, below, 1.0), np.nan)
+    return values
+
+
+def mean_statistic(values: Array) -> Statistic:
+    """The mean of ``[context]`` values over the contexts that have one (not NaN)."""
+    defined = ~np.isnan(values)
+    return Statistic(np.stack([np.where(defined, values, 0.0), defined.astype(np.float64)], axis=1), quotient)
+
+
+def context_means(values: Array, weights: Array | None = None) -> Array:
+    """Means over outputs, ``[context, output]`` to ``[context]``, NaN values left out; NaN where nothing is left."""
+    weights = np.ones_like(values) if weights is None else weights
+    counted = np.where(np.isnan(values), 0.0, weights)
+    sums = np.stack([(np.nan_to_num(values) * counted).sum(axis=1), counted.sum(axis=1)], axis=1)
+    return quotient(sums)
+
+
+def deviation_statistic(z: Array, noise: Array) -> Statistic:
+    """std_c(Z_c)/mean_c(Z_c) with the mean of ``noise``, the variance of each Ẑ_c, subtracted from the variance."""
+    terms = np.stack([z, z * z, noise, np.ones_like(z)], axis=1)
+
+    def of(sums: Array) -> Array:
+        count = np.maximum(sums[..., 3], 1.0)
+        mean = sums[..., 0] / count
+        variance = np.maximum(0.0, sums[..., 1] / count - mean**2 - sums[..., 2] / count)
+        return quotient(np.stack([np.sqrt(variance), mean], axis=-1))
+
+    return Statistic(terms, of)
+
+
+def resample(contexts: int, seed: int, resamples: int = RESAMPLES) -> Array:
+    """How often each context is drawn in each resample, ``[resample, context]``; the same for every model."""
+    if not contexts:
+        return np.zeros((resamples, 0))
+    drawn = np.random.Generator(np.random.PCG64(seed)).integers(contexts, size=(resamples, contexts))
+    counts = np.zeros((resamples, contexts))
+    np.add.at(counts, (np.arange(resamples)[:, None], drawn), 1.0)
+    return counts
+
+
+def interval(statistic: Statistic, resamples: Array) -> Interval:
+    """A metric with its percentile interval."""
+    return _interval(statistic.value(), statistic.on(resamples))
+
+
+def difference(after: Statistic, before: Statistic, resamples: Array) -> Interval:
+    """after − before, both on the same resamples: paired by context."""
+    return _interval(after.value() - before.value(), after.on(resamples) - before.on(resamples))
+
+
+def ratio(after: Statistic, before: Statistic, resamples: Array) -> Interval:
+    """after / before, paired by context; undefined where ``before`` is 0."""
+    both = np.stack([after.on(resamples), before.on(resamples)], axis=1)
+    return _interval(float(quotient(np.array([after.value(), before.value()]))), quotient(both))
+
+
+def _interval(value: float, values: Array) -> Interval:
+    """Percentiles of the resamples that have a value, around the value itself."""
+    if not np.isfinite(value):
+        return Interval(None, None, None)
+    kept = values[np.isfinite(values)]
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(kept, [tail, 100 - tail]) if len(kept) else (value, value)
+    return Interval(value, float(low), float(high))

@@ -1,0 +1,170 @@
+"""Several models on the same held-out contexts, side by side: what ``evaluation.json`` and ``comparison.json`` hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdpg.evaluation.divergence import kl_target_policy_pooled
+from cdpg.evaluation.outcome import (
+    Outcome,
+    ideal_means,
+    model_means,
+    partition_estimates,
+    statistics_of,
+    texts_of,
+    token_ranks,
+)
+from cdpg.evaluation.statistics import (
+    CONFIDENCE,
+    RESAMPLES,
+    Array,
+    Statistic,
+    difference,
+    interval,
+    mean_statistic,
+    quotient,
+    ratio,
+    resample,
+)
+from cdpg.target import log_target
+
+BASE = "base"
+_EXAMPLES = 8
+_OUTPUTS_SHOWN = 4
+
+Scores = Mapping[tuple[str, str], Tensor]
+"""``[context, sample]`` log-probabilities under the first model of samples of the second, where they satisfy."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Models on the same contexts, the base first."""
+
+    outcomes: Mapping[str, Outcome]
+    statistics: Mapping[str, Mapping[str, Statistic]]
+    seed: int
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What the files say beside the figures: task, command, versions."""
+
+    @classmethod
+    def of(
+        cls, outcomes: Mapping[str, Outcome], scores: Scores, epsilon: float, seed: int, about: Mapping[str, Any]
+    ) -> Evaluation:
+        """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
+        statistics = {name: statistics_of(outcome, epsilon) for name, outcome in outcomes.items()}
+        for name, values in _pooled(outcomes, scores).items():
+            statistics[name]["kl_target_policy_pooled"] = mean_statistic(values)
+        return cls(outcomes, statistics, seed, about)
+
+    def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """Every metric of every model with its interval."""
+        resamples = self._resamples()
+        return {
+            name: {metric: interval(statistic, resamples).to_mapping() for metric, statistic in found.items()}
+            for name, found in self.statistics.items()
+        }
+
+    def to_mapping(self, models: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """All of it. ``models`` maps some of the names to those of the file, the base's own being ``base``.
+
+        Without it the models stand together under ``models``.
+        """
+        names = models or {name: name for name in self.outcomes}
+        metrics = {names[name]: values for name, values in self.metrics().items() if name in names}
+        base = self.outcomes[BASE]
+        tuned = {name: shown for name, shown in names.items() if name != BASE}
+        return {
+            **self.about,
+            "decoding": "ancestral" if base.beams is None else "beam",
+            "contexts": len(base.contexts),
+            "samples_per_context": base.table("b").shape[1],
+            "resamples": RESAMPLES,
+            "confidence": CONFIDENCE,
+            "seed": self.seed,
+            **(metrics if models else {"models": metrics}),
+            "changes": {shown: self._changes(name) for name, shown in tuned.items()},
+            **self._against_ideal(names),
+            "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
+            "partition": partition_estimates(base),
+            "examples": [self._example(index, names) for index in self._example_indices()],
+        }
+
+    def _resamples(self) -> Array:
+        return resample(len(self.outcomes[BASE].contexts), self.seed)
+
+    def _changes(self, name: str) -> dict[str, Any]:
+        """Difference from and ratio to the base, paired by context."""
+        resamples, before = self._resamples(), self.statistics[BASE]
+        return {
+            metric: {
+                "difference": difference(statistic, before[metric], resamples).to_mapping(),
+                "ratio": ratio(statistic, before[metric], resamples).to_mapping(),
+            }
+            for metric, statistic in self.statistics[name].items()
+            if metric in before
+        }
+
+    def _against_ideal(self, names: Mapping[str, str]) -> dict[str, Any]:
+        resamples, ideal = self._resamples(), ideal_means(self.outcomes[BASE])
+        versus: dict[str, Any] = {}
+        for name, shown in names.items():
+            means = model_means(self.outcomes[name])
+            versus[shown] = {
+                metric: interval(_ratio_where_both(means[metric], values), resamples).to_mapping()
+                for metric, values in ideal.items()
+            }
+        figures = {name: interval(mean_statistic(values), resamples).to_mapping() for name, values in ideal.items()}
+        return {"ideal": figures, "versus_ideal": versus}
+
+    def _example_indices(self) -> list[int]:
+        """Contexts spread over the whole list."""
+        count = len(self.outcomes[BASE].contexts)
+        return sorted({index * count // _EXAMPLES for index in range(min(_EXAMPLES, count))})
+
+    def _example(self, index: int, names: Mapping[str, str]) -> dict[str, Any]:
+        context = self.outcomes[BASE].contexts[index]
+        return {
+            "row": context.row,
+            "prompt": context.prompt,
+            "columns": {key: value for key, value in context.columns.items() if isinstance(value, (str, int, float))},
+            "outputs": {
+                shown: [
+                    {"text": text, "b": b, "decoding": decoding}
+                    for text, b, decoding in texts_of(self.outcomes[name], index, _OUTPUTS_SHOWN)
+                ]
+                for name, shown in names.items()
+            },
+        }
+
+
+def _frequencies(outcome: Outcome) -> dict[str, Any]:
+    counters = {name: dict(counter.most_common()) for name, counter in outcome.measured.frequencies.items()}
+    return {**counters, "token_rank": token_ranks(outcome)}
+
+
+def _ratio_where_both(model: Array, ideal: Array) -> Statistic:
+    """Mean of the model over mean of the ideal, over the contexts where both are known."""
+    both = ~(np.isnan(model) | np.isnan(ideal))
+    return Statistic(np.where(both[:, None], np.stack([model, ideal], axis=1), 0.0), quotient)
+
+
+def _pooled(outcomes: Mapping[str, Outcome], scores: Scores) -> dict[str, Array]:
+    """KL(p_c, π_k) of every model, ``[context]``, from the pool of all samples of all models."""
+    log_p, valid = [], []
+    log_models: dict[str, list[Tensor]] = {name: [] for name in outcomes}
+    for source, outcome in outcomes.items():
+        log_a, log_q = outcome.table("log_a"), outcome.table("log_q")
+        log_p.append(log_target(log_a, outcome.table("b")))
+        valid.append(outcome.table("valid"))
+        for name in outcomes:
+            own = log_q if name == source else log_a if name == BASE else scores[name, source]
+            log_models[name].append(own)
+    table = torch.stack([torch.cat(parts, dim=1) for parts in log_models.values()])  # [model, context, pool]
+    divergences = kl_target_policy_pooled(torch.cat(log_p, dim=1), table, torch.cat(valid, dim=1))
+    return {name: values.numpy() for name, values in zip(outcomes, divergences, strict=True)}

@@ -1,0 +1,200 @@
+"""Evaluation on held-out contexts: sample, decode and measure models, one after the other, on the same contexts."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import Judge
+from cdpg.contexts import Context
+from cdpg.evaluation.beams import beam_search
+from cdpg.evaluation.measures import Measure, Measured
+from cdpg.evaluation.outcome import Outcome
+from cdpg.evaluation.statistics import Statistic
+from cdpg.evaluation.summary import BASE, Evaluation
+from cdpg.models.base import LanguageModel, Prompt
+from cdpg.objectives.base import Epoch
+from cdpg.parallel import Processes
+from cdpg.rollout import Rollout, Stopwatch
+from cdpg.sampling import Samples, StopRule
+from cdpg.scoring import score_samples
+
+_BLOCK = 64
+"""Contexts that are sampled, decoded and measured together."""
+
+TUNED = "tuned"
+
+Tell = Callable[[str], None]
+"""Hears how far an evaluation has come."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out contexts and how they are judged and measured; the same for every model."""
+
+    contexts: Sequence[Context]
+    prompts: Sequence[Prompt]
+    base: LanguageModel
+    judge: Judge
+    measure: Measure
+    config: CDPGConfig
+    processes: Processes
+    stop: StopRule | None = None
+
+    def evaluate(
+        self,
+        models: Mapping[str, Callable[[], LanguageModel]],
+        about: Mapping[str, Any],
+        tell: Tell,
+        limit: int | None = None,
+        base: Outcome | None = None,
+    ) -> Evaluation:
+        """The base and some models, each loaded when it is needed, on the first ``limit`` contexts or all.
+
+        Every model is asked twice: for samples of its own, and for the probabilities of the others' samples. ``base``
+        is what the base did on these contexts, if that is known already.
+        """
+        outcomes = {BASE: self.outcome(BASE, self.base, tell, limit) if base is None else base}
+        for name, load in models.items():
+            outcomes[name] = self.outcome(name, load(), tell, limit)
+        scores: dict[tuple[str, str], Tensor] = {}
+        for name, load in models.items():
+            model = load()
+            for source in outcomes.keys() - {name}:
+                tell(f"comparing: what {name} makes of the samples of {source}")
+                scores[name, source] = self._scores(model, outcomes[source])
+        return Evaluation.of(outcomes, scores, self.config.partition_epsilon, self.config.seed, about)
+
+    def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
+        """Samples, beams and measurements of one model; ``name`` is ``base`` for the base itself."""
+        started, is_base = time.perf_counter(), name == BASE
+        contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
+        settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
+        rollout = Rollout(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
+        parts: list[_Part] = []
+        for number, start in enumerate(range(0, len(contexts), _BLOCK)):
+            tell(f"evaluating {name}: {start} of {len(contexts)} contexts")
+            block = slice(start, start + _BLOCK)
+            with model.as_base() if is_base else nullcontext():
+                parts.append(self._part(rollout, number, contexts[block], prompts[block]))
+        beamed = self.measure.beams > 0
+        return Outcome(
+            contexts=tuple(contexts),
+            blocks=tuple(part.epoch for part in parts),
+            texts=tuple(texts for part in parts for texts in part.texts),
+            beams=tuple(text for part in parts for text in part.beams) if beamed else None,
+            beam_b=tuple(b for part in parts for b in part.beam_b) if beamed else None,
+            measured=_together([part.measured for part in parts]),
+            tokens=sum((part.tokens for part in parts), Counter()),
+            ended=torch.cat([part.ended for part in parts]),
+            seconds=time.perf_counter() - started,
+        )
+
+    def _part(self, rollout: Rollout, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
+        """A block of contexts. Only the main process measures; the others send it their texts."""
+        model = rollout.policy
+        epoch = rollout.collect(number, contexts, prompts, True, Stopwatch(), stream="evaluation")
+        texts = self.processes.gather(epoch.samples.texts)
+        beams, beam_b = [], []
+        if self.measure.beams:
+            share = self.processes.share(len(prompts))
+            own = prompts[share.start : share.stop]
+            found = beam_search(
+                model, own, self.config.max_completion_length, self.measure.beams, self.config.rows_per_pass
+            )
+            decoded = [model.decode(prompt, tokens) for prompt, tokens in zip(own, found, strict=True)]
+            tokens = self.processes.gather(found)
+            beams = self.processes.gather(decoded)
+            beam_b = self.judge(contexts, beams, tokens) if self.processes.is_main else []
+        outputs = [[text] for text in beams] if self.measure.beams else texts
+        measured = self.measure(contexts, outputs) if self.processes.is_main else Measured()
+        share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
+        ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
+        tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
+        return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
+
+    def _scores(self, model: LanguageModel, outcome: Outcome) -> Tensor:
+        """``[context, sample]``: log-probabilities of satisfying samples, 0 elsewhere."""
+        found = []
+        for block in outcome.blocks:
+            satisfying = (block.own(block.b) > 0).nonzero()[:, 0]
+            scores = score_samples(model, block.samples, satisfying, self.config.tokens_per_pass).sum(dim=2)
+            share = range(block.first_context, block.first_context + len(block.samples.contexts))
+            found.append(self.processes.join(scores, share, len(block.b)))
+        return torch.cat(found)
+
+
+class Examination:
+    """The evaluations of one run: some contexts along the way, all of them at the end."""
+
+    def __init__(self, held_out: HeldOut, policy: LanguageModel, about: Mapping[str, Any]) -> None:
+        self._held_out, self._policy, self._about = held_out, policy, about
+        self._base: Outcome | None = None
+
+    def along(self, epoch: int) -> dict[str, Any]:
+        """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base."""
+        started, config = time.perf_counter(), self._held_out.config
+        limit = config.evaluation_contexts
+        if self._base is None:
+            self._base = self._held_out.outcome(BASE, self._held_out.base, _unheard, limit)
+        models = {TUNED: lambda: self._policy} if epoch else {}
+        found = self._held_out.evaluate(models, {}, _unheard, limit, self._base)
+        return {
+            "epoch": epoch,
+            "samples": epoch * config.samples_per_epoch,
+            "contexts": len(self._base.contexts),
+            "samples_per_context": config.evaluation_samples,
+            "metrics": found.metrics()[TUNED if epoch else BASE],
+            "seconds": time.perf_counter() - started,
+        }
+
+    def final(self, tell: Tell) -> Evaluation:
+        """The base and the tuned model on all contexts."""
+        return self._held_out.evaluate({TUNED: lambda: self._policy}, self._about, tell)
+
+
+def _unheard(message: str) -> None:
+    """Short evaluations say nothing."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A block of contexts, sampled and measured."""
+
+    epoch: Epoch
+    texts: Sequence[tuple[str, ...]]
+    beams: Sequence[str]
+    beam_b: Sequence[float]
+    measured: Measured
+    tokens: Counter[int]
+    ended: Tensor
+
+
+def _tokens(samples: Samples) -> Counter[int]:
+    """How often each token was drawn."""
+    counted = torch.arange(samples.tokens.shape[2]) < samples.lengths[:, :, None]
+    return Counter(samples.tokens[counted].tolist())
+
+
+def _together(parts: Sequence[Measured]) -> Measured:
+    """Blocks of contexts, one below the other."""
+    names = dict.fromkeys(name for part in parts for name in part.features)
+    corpus = dict.fromkeys(name for part in parts for name in part.corpus)
+    counters = dict.fromkeys(name for part in parts for name in part.frequencies)
+    return Measured(
+        features={name: np.concatenate([part.features[name] for part in parts]) for name in names},
+        corpus={
+            name: Statistic(np.concatenate([part.corpus[name].terms for part in parts]), parts[0].corpus[name].of)
+            for name in corpus
+        },
+        frequencies={name: sum((part.frequencies[name] for part in parts), Counter()) for name in counters},
+    )

@@ -1,0 +1,51 @@
+"""The report: one self-contained HTML file, and figures for a paper, from a run's files alone and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cdpg.errors import UserError
+
+__all__ = ["write_figures", "write_report"]
+
+
+def write_report(paths: Sequence[Path], output: Path) -> Path:
+    """Write one HTML file on run folders, on a folder of ``cdpg compare``, or on several runs of one task."""
+    _require_libraries()
+    from cdpg.report.page import render
+    from cdpg.report.study import read_study
+    from cdpg.report.writing import write_whole
+
+    output = Path(output)
+    write_whole(output, render(read_study(list(paths))).encode("utf-8"))
+    return output
+
+
+def write_figures(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Write every figure of the report as PDF and as PNG; returns the files."""
+    _require_libraries()
+    from cdpg.report.charts import to_file
+    from cdpg.report.figures import figures_of
+    from cdpg.report.study import read_study
+    from cdpg.report.writing import make_folder
+
+    charts = figures_of(read_study(list(paths)))
+    folder = make_folder(Path(folder))
+    files = [(chart, folder / f"{chart.name}{suffix}") for chart in charts for suffix in (".pdf", ".png")]
+    for chart, file in files:
+        to_file(chart, file)
+    return [file for _, file in files]
+
+
+def _require_libraries() -> None:
+    """Tell what to install, before anything is read."""
+    try:
+        import jinja2
+        import matplotlib  # noqa: F401
+
+        del jinja2
+    except ImportError as error:
+        raise UserError(
+            f"a report needs the package {error.name!r}, which is not installed: pip install 'cdpg[report]'"
+        ) from error

@@ -1,0 +1,165 @@
+"""Run folders as they are found: whatever can be read is read, whatever cannot is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cdpg.errors import UserError
+from cdpg.report.values import mapping, number, short
+
+_OF_A_RUN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluation.json", "samples.jsonl")
+_COMPARISON = "comparison.json"
+_LARGEST_FILE = 1 << 30
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run left behind, unchecked but for its shape."""
+
+    name: str
+    """The folder's name."""
+    path: Path
+    config: Record
+    config_text: str
+    """``config.yaml`` as it stands."""
+    metrics: tuple[Record, ...]
+    """A record an epoch, in order, the last one where an epoch is there twice."""
+    samples: tuple[Record, ...]
+    evaluations: tuple[Record, ...]
+    """A record for each evaluation along the run, in order."""
+    evaluation: Record
+    problems: tuple[str, ...] = ()
+    """What could not be read, one sentence each."""
+
+    @property
+    def method(self) -> str:
+        """The method by its name, or the start of the folder's name where no configuration tells."""
+        given = self.config.get("method")
+        return given if isinstance(given, str) and given else self.name.split("-seed")[0]
+
+    @property
+    def samples_per_epoch(self) -> float | None:
+        """N·M, where the configuration tells."""
+        contexts, samples = (number(self.config.get(key)) for key in ("contexts_per_epoch", "num_generations"))
+        return contexts * samples if contexts and samples else None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in the folders that were given."""
+
+    runs: tuple[Run, ...]
+    comparison: Record
+    """``comparison.json``, or empty."""
+    problems: tuple[str, ...] = ()
+
+
+def read_folders(paths: Sequence[Path]) -> Found:
+    """The runs of run folders and of compare folders; a folder that holds neither is a UserError."""
+    if not paths:
+        raise UserError("no run was given to report on: name a run's folder, several, or one made by cdpg compare")
+    runs: list[Run] = []
+    comparison: Record = {}
+    problems: list[str] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise UserError(f"{str(path)!r} is not a folder: expected one that cdpg run or cdpg compare wrote")
+        folders = [path] if _is_run(path) else sorted(folder for folder in path.iterdir() if _is_run(folder))
+        if not folders and not (path / _COMPARISON).is_file():
+            raise UserError(
+                f"the folder {str(path)!r} holds no run: expected {', '.join(_OF_A_RUN)} in it, or folders with these"
+            )
+        runs += [read_run(folder) for folder in folders if folder.resolve() not in {run.path for run in runs}]
+        # With several folders side by side no one's comparison speaks for all.
+        if len(paths) == 1 and (path / _COMPARISON).is_file():
+            comparison = _read_json(path / _COMPARISON, problems)
+    return Found(tuple(runs), comparison, tuple(problems))
+
+
+def read_run(path: Path) -> Run:
+    """One run; what is missing is empty."""
+    problems: list[str] = []
+    config_text = _read_text(path / "config.yaml", problems)
+    metrics = {number(line.get("epoch")): line for line in _read_lines(path / "metrics.jsonl", problems)}
+    evaluations = {number(line.get("epoch")): line for line in _read_lines(path / "evaluations.jsonl", problems)}
+    return Run(
+        name=path.resolve().name,
+        path=path.resolve(),
+        config=_parse_yaml(config_text, path / "config.yaml", problems),
+        config_text=config_text,
+        metrics=_in_order(metrics),
+        samples=tuple(_read_lines(path / "samples.jsonl", problems)),
+        evaluations=_in_order(evaluations),
+        evaluation=_read_json(path / "evaluation.json", problems),
+        problems=tuple(problems),
+    )
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and any((path / name).is_file() for name in _OF_A_RUN)
+
+
+def _in_order(records: dict[float | None, Record]) -> tuple[Record, ...]:
+    return tuple(records[epoch] for epoch in sorted(epoch for epoch in records if epoch is not None))
+
+
+def _read_text(path: Path, problems: list[str]) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            problems.append(f"{_place(path)} is larger than a gibibyte and was left out")
+            return ""
+        return path.read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        problems.append(f"{_place(path)} could not be read: {error.strerror or error}")
+        return ""
+
+
+def _read_json(path: Path, problems: list[str]) -> Record:
+    content = _read_text(path, problems)
+    if not content:
+        return {}
+    try:
+        return mapping(json.loads(content))
+    except (ValueError, RecursionError):
+        problems.append(f"{_place(path)} is not valid JSON and was left out")
+        return {}
+
+
+def _read_lines(path: Path, problems: list[str]) -> Iterator[Record]:
+    """Every line that holds a JSON object; the others are counted."""
+    damaged = 0
+    for line in _read_text(path, problems).split("\n"):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            yield mapping(record)
+        else:
+            damaged += 1
+    if damaged:
+        problems.append(f"{damaged} line{'s' * (damaged > 1)} of {_place(path)} could not be read and were left out")
+
+
+def _parse_yaml(content: str, path: Path, problems: list[str]) -> Record:
+    try:
+        return mapping(yaml.safe_load(content)) if content else {}
+    except (yaml.YAMLError, ValueError, RecursionError):
+        problems.append(f"{_place(path)} is not valid YAML; its text is shown as it stands")
+        return {}
+
+
+def _place(path: Path) -> str:
+    """A file by its folder and name, short enough for a sentence."""
+    return short(f"{path.resolve().parent.name}/{path.name}", 80)

@@ -1,0 +1,232 @@
+"""The page: everything of a study put into one HTML file that asks for nothing from anywhere.
+
+Jinja escapes every value; before that, whatever is not markup of our own is made visible (see ``values``). The
+content-security policy allows one style sheet and one script, by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from cdpg.report.charts import Chart, to_svg
+from cdpg.report.diagnosis import diagnose
+from cdpg.report.figures import figures_of
+from cdpg.report.folders import Run
+from cdpg.report.samples import samples_of
+from cdpg.report.study import BASE_NAME, Group, Study
+from cdpg.report.style import dark_twins
+from cdpg.report.tables import duration, tables_of, written
+from cdpg.report.values import count, mapping, mean, number, short, text, visible
+
+_SECTIONS = {
+    "training": (
+        "Through training",
+        "Training",
+        "On held-out contexts; methods are compared at equal numbers of training samples.",
+    ),
+    "cost": ("What it cost", "Cost", "In distance from the base, and in time."),
+    "frequencies": ("What the outputs are made of", "Outputs", ""),
+    "partition": ("How much the contexts differ", "Contexts", ""),
+    "weights": ("Importance weights", "Weights", ""),
+}
+"""Sections of figures: heading, name in the navigation, introduction."""
+_BANDS = "Bands: {confidence:.0%} intervals over contexts; with several seeds, their range."
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn chart."""
+
+    name: str
+    title: str
+    caption: str
+    wide: bool
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures under one heading."""
+
+    key: str
+    heading: str
+    link: str
+    intro: str
+    figures: list[Figure]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A method in short."""
+
+    label: str
+    color: str
+    before: str
+    after: str
+    facts: tuple[tuple[str, str], ...]
+
+
+def render(study: Study) -> str:
+    """The whole file."""
+    css, script = style_sheet(), _asset("report.js")
+    tables = tables_of(study)
+    charts = figures_of(study)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            policy=_policy(css, script),
+            css=Markup(css),
+            script=Markup(script),
+            title=study.task or (short(study.runs[0].name) if len(study.runs) == 1 else "runs"),
+            study=study,
+            conditions=_conditions(study),
+            cards=[card for group in study.groups for card in _cards(study, group)],
+            findings=diagnose(study),
+            tables=tables,
+            best_marked=any(cell.best for table in tables for row in table.rows for cell in row.cells),
+            sections=_sections(charts, study),
+            samples=samples_of(study),
+            repeats=[_repeat(run) for run in study.runs],
+            command=text(study.evaluation.get("command"), 2000),
+            versions=_versions(study),
+            csv=_embedded({table.name: table.csv for table in tables if table.csv}),
+        )
+    )
+
+
+def style_sheet() -> str:
+    """The style sheet with the colours of the figures, and their twins for dark pages, put in."""
+    twins = dark_twins()
+    light = "".join(f"--c{color[1:]}:{color};" for color in twins)
+    dark = "".join(f"--c{color[1:]}:{twin};" for color, twin in twins.items())
+    swaps = "".join(
+        f'svg [fill="{color}"]{{fill:var(--c{color[1:]})}}svg [stroke="{color}"]{{stroke:var(--c{color[1:]})}}'
+        f'[data-color="{color}"]{{--own:var(--c{color[1:]})}}'
+        for color in twins
+    )
+    return _asset("report.css").replace("/*light*/", light).replace("/*dark*/", dark).replace("/*swaps*/", swaps)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("cdpg.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("cdpg.report").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(css: str, script: str) -> str:
+    hashes = [base64.b64encode(hashlib.sha256(part.encode("utf-8")).digest()).decode() for part in (css, script)]
+    return (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(content: Any) -> Markup:
+    """JSON that no character of can end the element it stands in."""
+    encoded = json.dumps(content, ensure_ascii=True)
+    return Markup(encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _sections(charts: list[Chart], study: Study) -> list[Section]:
+    sections = []
+    for key, (title, link, intro) in _SECTIONS.items():
+        figures = [
+            Figure(chart.name, chart.title, chart.caption, chart.width > 5, Markup(to_svg(chart)))
+            for chart in charts
+            if chart.section == key
+        ]
+        if key == "training" and not any(run.evaluations for run in study.runs):
+            intro = "On training contexts: nothing was evaluated along the way. Bands: the middle 80 % of epochs."
+        elif key == "training":
+            intro = f"{intro} {_BANDS.format(confidence=number(study.evaluation.get('confidence')) or 0.95)}"
+        if figures:
+            sections.append(Section(key, title, link, intro, figures))
+    return sections
+
+
+def _cards(study: Study, group: Group) -> Iterator[Card]:
+    """A method in short; over several seeds the means."""
+
+    def of(models: Sequence[str], name: str) -> float | None:
+        found = [study.metric(model, name) for model in models]
+        return mean(value.mean for value in found if value is not None)
+
+    known = [model for model in group.models if model in study.models]
+    if not known:
+        return
+    facts = []
+    pooled = "kl_target_policy_pooled" if of(known, "kl_target_policy_pooled") is not None else "kl_target_policy"
+    start, end = of([BASE_NAME], pooled), of(known, pooled)
+    if end is not None:
+        facts.append(("KL(p, π)", f"{f'{written(start, 2)} → ' if start is not None else ''}{written(end, 2)} nats"))
+    moved = of(known, "kl_policy_base")
+    if moved is not None:
+        facts.append(("KL(π, a)", f"{written(moved, 2)} nats"))
+    costs = mapping(study.evaluation.get("costs"))
+    seconds = [count(mapping(costs.get(model)).get("seconds")) for model in known]
+    spent = mean(value for value in seconds if value is not None)
+    if spent is not None:
+        facts.append(("time", duration(spent)))
+    before, after = of([BASE_NAME], "satisfaction"), of(known, "satisfaction")
+    shown = ["–" if value is None else written(value, 3) for value in (before, after)]
+    yield Card(group.label, group.style.color, shown[0], shown[1], tuple(facts))
+
+
+def _conditions(study: Study) -> str:
+    """How it was measured, in one sentence."""
+    values = {key: count(study.evaluation.get(key)) for key in ("contexts", "samples_per_context", "resamples")}
+    if values["contexts"] is None:
+        return ""
+    parts = [f"Measured on {values['contexts']:,.0f} held-out contexts"]
+    if values["samples_per_context"] is not None:
+        parts.append(f"{values['samples_per_context']:,.0f} samples each")
+    confidence = number(study.evaluation.get("confidence")) or 0.95
+    repeats = f" ({values['resamples']:,.0f} resamples)" if values["resamples"] else ""
+    parts.append(f"in brackets the {confidence:.0%} bootstrap interval over contexts{repeats}")
+    if study.evaluation.get("decoding") == "beam":
+        parts.append("the task's own metrics on the outputs of beam search")
+    return f"{', '.join(parts)}."
+
+
+def _repeat(run: Run) -> dict[str, Any]:
+    origin = mapping(run.config.get("origin"))
+    return {
+        "name": run.name,
+        "command": text(origin.get("command"), 2000),
+        "again": f"cdpg run {shlex.quote(str(run.path / 'config.yaml'))} --output-dir NEW_FOLDER",
+        "seed": text(run.config.get("seed"), 40),
+        "method": short(run.method),
+        "model": text(origin.get("model") or run.config.get("model"), 300),
+        "config": text(run.config_text, 20_000),
+    }
+
+
+def _versions(study: Study) -> list[tuple[str, str]]:
+    """Packages and their versions; where runs differ, all that were used."""
+    found: dict[str, dict[str, None]] = {}
+    sources = [mapping(study.evaluation.get("versions"))]
+    sources += [mapping(mapping(run.config.get("origin")).get("versions")) for run in study.runs]
+    for source in sources:
+        for package, version in list(source.items())[:40]:
+            found.setdefault(short(package), {})[short(version)] = None
+    return [(package, ", ".join(versions)) for package, versions in found.items()]

@@ -1,0 +1,122 @@
+"""Samples side by side: for the same contexts, what the base and every method make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from cdpg.report.folders import Record
+from cdpg.report.highlight import prose, python
+from cdpg.report.study import BASE_NAME, Study
+from cdpg.report.values import count, mapping, number, sequence, short, text
+
+MOST_CONTEXTS = 8
+MOST_OUTPUTS = 2
+"""Outputs shown for a model and a context."""
+_SOURCES = ("source", "article", "document")
+_LONG = 420
+"""A context of more characters is folded away."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of one model."""
+
+    model: str
+    color: str
+    verdict: str
+    """``yes``, ``no``, ``part`` or nothing where no b is known."""
+    score: str
+    body: Markup
+    outcome: str
+    """What the evaluation says went wrong, if it does."""
+    note: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """A context with all outputs for it."""
+
+    prompt: Markup
+    opening: str
+    """The first words of a context that is folded away; empty for a short one."""
+    columns: tuple[tuple[str, str], ...]
+    """The data's other columns: the reference."""
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True)
+class Samples:
+    held_out: bool
+    code: bool
+    examples: tuple[Example, ...]
+
+
+def samples_of(study: Study) -> Samples:
+    """Held-out examples of the evaluation; without one, the last training samples of each run."""
+    given = [mapping(item) for item in sequence(study.evaluation.get("examples"))]
+    held_out = bool(given)
+    found = given or _from_training(study)
+    examples = tuple(_example(study, item) for item in found[:MOST_CONTEXTS])
+    return Samples(held_out, study.is_code, tuple(example for example in examples if example.outputs))
+
+
+def _example(study: Study, item: Record) -> Example:
+    code = study.is_code
+    prompt = text(item.get("prompt"))
+    columns = mapping(item.get("columns"))
+    source = " ".join([prompt, *(text(columns.get(key)) for key in _SOURCES)])
+    outputs = mapping(item.get("outputs"))
+    shown = [BASE_NAME, *(group.models[0] for group in study.groups)]
+    made = tuple(
+        _output(study, model, mapping(output), prompt, source, code)
+        for model in shown
+        for output in sequence(outputs.get(model))[:MOST_OUTPUTS]
+    )
+    body = python(prompt) if code else prose(prompt, "")
+    opening = f"{' '.join(prompt[:160].split())} …" if len(prompt) > _LONG else ""
+    others = tuple((short(key), text(value, 1200)) for key, value in list(columns.items())[:6] if value is not None)
+    return Example(body, opening, others, made)
+
+
+def _output(study: Study, model: str, output: Record, prompt: str, source: str, code: bool) -> Output:
+    b = number(output.get("b"))
+    verdict = "" if b is None else "yes" if b >= 1 else "no" if b <= 0 else "part"
+    body = text(output.get("text"))
+    outcome = output.get("outcome")
+    wrong = outcome if isinstance(outcome, str) and outcome not in ("", "ok") else ""
+    line = count(output.get("line"))
+    if code:
+        shown = python(prompt + body, int(line) if line is not None and wrong else None)
+    else:
+        shown = prose(body, source)
+    label = study.label_of(model) if model == BASE_NAME else _group_label(study, model)
+    score = "" if b is None or verdict in ("yes", "no") else f"b = {b:.2f}"
+    color = study.style_of(model).color
+    return Output(label, color, verdict, score, shown, short(wrong, 90), short(output.get("decoding"), 30))
+
+
+def _group_label(study: Study, model: str) -> str:
+    return next((group.label for group in study.groups if model in group.models), short(model))
+
+
+def _from_training(study: Study) -> list[Record]:
+    """Contexts of the last logged epochs, those that most runs have in common first."""
+    by_prompt: dict[str, dict[str, list[Any]]] = {}
+    for model, sample in _last_samples(study):
+        prompt = sample.get("prompt")
+        if isinstance(prompt, str):
+            output = {"text": sample.get("completion"), "b": sample.get("b"), "decoding": "training sample"}
+            by_prompt.setdefault(prompt, {}).setdefault(model, []).append(output)
+    order = sorted(by_prompt, key=lambda prompt: -len(by_prompt[prompt]))
+    return [{"prompt": prompt, "outputs": by_prompt[prompt]} for prompt in order[:4]]
+
+
+def _last_samples(study: Study) -> Iterator[tuple[str, Record]]:
+    for group in study.groups:
+        for run in group.runs[:1]:
+            for sample in reversed(run.samples[-32:]):
+                yield group.models[0], sample

@@ -1,0 +1,195 @@
+"""What a report is about: the runs, which of them are seeds of one another, and all evaluations side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdpg.errors import UserError
+from cdpg.report.folders import Found, Record, Run, read_folders
+from cdpg.report.style import BASE, METHODS, OTHERS, Style
+from cdpg.report.values import Interval, interval, mapping, number, sequence, short, text
+
+BASE_NAME = "base"
+_PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}
+"""Settings in which runs may differ and still be repetitions of one another."""
+_OF_MODELS = ("changes", "versus_ideal", "frequencies", "costs")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed alone, drawn as one line; the base is a group without runs."""
+
+    label: str
+    style: Style
+    runs: tuple[Run, ...]
+    models: tuple[str, ...]
+    """The runs' names among the evaluated models."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a report shows, in the form of ``comparison.json`` whatever the folders held."""
+
+    task: str | None
+    groups: tuple[Group, ...]
+    """In order of methods; without the base."""
+    evaluation: Record
+    """All models side by side, checked for nothing but its outermost shape."""
+    notes: tuple[str, ...]
+    """What was missing or could not be read."""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the evaluated models, the base first."""
+        return tuple(mapping(self.evaluation.get("models")))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics of any model, in the order of the files."""
+        of_models = mapping(self.evaluation.get("models")).values()
+        return tuple(dict.fromkeys(name for metrics in of_models for name in mapping(metrics)))
+
+    def metric(self, model: str, name: str) -> Interval | None:
+        """A model's figure from the final evaluation."""
+        return interval(mapping(mapping(self.evaluation.get("models")).get(model)).get(name))
+
+    def change(self, model: str, name: str) -> Interval | None:
+        """Difference from the base, paired by context where the file has it."""
+        changes = mapping(mapping(mapping(self.evaluation.get("changes")).get(model)).get(name))
+        paired = interval(changes.get("difference"))
+        mine, base = self.metric(model, name), self.metric(BASE_NAME, name)
+        if paired is not None or mine is None or base is None:
+            return paired
+        return Interval(mine.mean - base.mean)
+
+    def style_of(self, model: str) -> Style:
+        """The colours of a model's group."""
+        return next((group.style for group in self.groups if model in group.models), BASE)
+
+    def label_of(self, model: str) -> str:
+        """The name to show: the method's where the model is the only one of its group."""
+        for group in self.groups:
+            if model in group.models:
+                return group.label if len(group.models) == 1 else short(model)
+        return short(model)
+
+    @property
+    def is_code(self) -> bool:
+        """Whether outputs are Python functions: by the task's name, else by what most contexts end in."""
+        if self.task is not None and self.task.startswith("code"):
+            return True
+        prompts = [mapping(example).get("prompt") for example in sequence(self.evaluation.get("examples"))]
+        prompts = prompts or [sample.get("prompt") for run in self.runs for sample in run.samples[-8:]]
+        lines = [text(prompt).rstrip().rpartition("\n")[2].lstrip() for prompt in prompts]
+        functions = [line.startswith(("def ", "async def ")) and line.endswith(":") for line in lines]
+        return bool(functions) and 2 * sum(functions) > len(functions)
+
+
+def read_study(paths: Sequence[Path]) -> Study:
+    """The study that some folders hold."""
+    found = read_folders(paths)
+    task = _one_task(found)
+    groups = tuple(_groups(found))
+    notes = [*found.problems, *(problem for run in found.runs for problem in run.problems)]
+    if mapping(found.comparison.get("models")):
+        evaluation = found.comparison
+    else:
+        evaluation = _side_by_side(groups, notes)
+    for run in found.runs:
+        if not run.evaluation and not mapping(found.comparison.get("models")):
+            notes.append(
+                f"{short(run.name)} has no evaluation.json: it is missing from the tables of held-out contexts"
+            )
+    return Study(task, groups, evaluation, tuple(notes))
+
+
+def _one_task(found: Found) -> str | None:
+    """The task that all runs share; runs of several tasks cannot be compared."""
+    named = {run.name: run.evaluation.get("task") or run.config.get("task") for run in found.runs}
+    named["comparison.json"] = found.comparison.get("task")
+    tasks = {task for task in named.values() if isinstance(task, str)}
+    if len(tasks) > 1:
+        listed = ", ".join(f"{short(name)}: {short(task)}" for name, task in named.items() if isinstance(task, str))
+        raise UserError(f"these runs are of several tasks ({listed}): make a report for each task")
+    return next(iter(tasks), None)
+
+
+def _groups(found: Found) -> Iterable[Group]:
+    """Runs by method and settings, in the order of methods, each group with a label and a style of its own."""
+    together: dict[tuple[str, str], list[tuple[str, Run | None]]] = {}
+    names = _unique_names(found.runs)
+    for name, run in zip(names, found.runs, strict=True):
+        settings = {key: value for key, value in run.config.items() if key not in _PLACE}
+        key = (run.method, json.dumps(settings, sort_keys=True, default=str))
+        together.setdefault(key, []).append((name, run))
+    for model in mapping(found.comparison.get("models")):
+        if model not in (BASE_NAME, *names):
+            together.setdefault((model.split("-seed")[0], ""), []).append((model, None))
+    order = {method: place for place, method in enumerate(METHODS)}
+    keys = sorted(together, key=lambda key: (order.get(key[0], len(order)), together[key][0][0]))
+    methods = [method for method, _ in keys]
+    spare = 0
+    for place, key in enumerate(keys):
+        method, members = key[0], together[key]
+        style = METHODS.get(method) if method not in methods[:place] else None
+        if style is None:
+            style = OTHERS[spare % len(OTHERS)]
+            spare += 1
+        label = method if methods.count(method) == 1 else members[0][0].split("-seed")[0]
+        runs = tuple(run for _, run in members if run is not None)
+        yield Group(short(label, 24), style, runs, tuple(name for name, _ in members))
+
+
+def _unique_names(runs: Sequence[Run]) -> list[str]:
+    """Folder names, told apart by number where two folders share one; ``base`` stays free for the base."""
+    names: list[str] = []
+    for run in runs:
+        name, number_ = run.name, 2
+        while name in names or name == BASE_NAME:
+            name, number_ = f"{run.name} ({number_})", number_ + 1
+        names.append(name)
+    return names
+
+
+def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
+    """The runs' own evaluations put together as ``comparison.json`` has them."""
+    whole: Record = {"models": {}, **{key: {} for key in _OF_MODELS}, "examples": []}
+    conditions = set()
+    for group in groups:
+        for name, run in zip(group.models, group.runs, strict=True):
+            evaluation = run.evaluation
+            if not evaluation:
+                continue
+            conditions.add(tuple(number(evaluation.get(key)) for key in ("contexts", "samples_per_context", "seed")))
+            whole = {**evaluation, **whole} if len(conditions) == 1 else whole
+            for source, target in ((BASE_NAME, BASE_NAME), ("tuned", name)):
+                whole["models"].setdefault(target, mapping(evaluation.get(source)))
+                for key in _OF_MODELS:
+                    part = mapping(evaluation.get(key))
+                    if source in part:
+                        whole[key].setdefault(target, part[source])
+            _add_examples(whole["examples"], sequence(evaluation.get("examples")), name)
+    if len(conditions) > 1:
+        notes.append(
+            "these runs were evaluated under different conditions (contexts, samples or seed): compare with care"
+        )
+    return whole if whole["models"] else {}
+
+
+def _add_examples(examples: list[Record], more: Iterable[object], name: str) -> None:
+    """Outputs for a context that is there already are put beside the others; the base's are taken once."""
+    for item in map(mapping, more):
+        outputs = mapping(item.get("outputs"))
+        renamed = {name if model == "tuned" else model: output for model, output in outputs.items()}
+        same = [example for example in examples if all(example.get(key) == item.get(key) for key in ("row", "prompt"))]
+        if same:
+            same[0]["outputs"] = {**renamed, **same[0]["outputs"]}
+        else:
+            examples.append({**item, "outputs": renamed})

@@ -1,0 +1,317 @@
+"""Tables: rows of cells with what is shown, what is sorted by and what a spreadsheet gets."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cdpg.evaluation.catalogue import METRICS, Metric
+from cdpg.report.figures import axis_label, describe
+from cdpg.report.study import BASE_NAME, Study
+from cdpg.report.values import Interval, count, interval, mapping, number, sequence, short, visible
+
+_GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "requirement": (
+        "The requirement, and how far the model moved",
+        (
+            "satisfaction",
+            "satisfaction_beam",
+            "kl_target_policy_pooled",
+            "kl_target_policy",
+            "kl_policy_base",
+            "compilability",
+        ),
+    ),
+    "outputs": (
+        "The outputs",
+        (
+            "bleu",
+            "bleu_masked",
+            "rouge_l",
+            "precision_source",
+            "recall_target",
+            "entities",
+            "pep8_violations",
+            "characters",
+            "ast_nodes",
+            "distinct_2",
+            "length",
+            "ended",
+        ),
+    ),
+    "sampling": ("The target and the weights", ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess")),
+}
+MOST_COLUMNS = 6
+"""Columns side by side; a wider table goes on below."""
+_PLAIN_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure."""
+
+    shown: str
+    note: str = ""
+    """A second line: the interval."""
+    change: str = ""
+    """A third line: the change against the base."""
+    sort: float | None = None
+    best: bool = False
+    near: bool = False
+    """Not told apart from the best: its interval holds the best's mean."""
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    hint: str = ""
+    better: str = ""
+    """``higher``, ``lower`` or nothing."""
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    color: str
+    cells: tuple[Cell, ...]
+    quiet: bool = False
+    """No model of this study: the base, the ideal."""
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    """Stem of its file."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    csv: str
+    first: str = "model"
+    """Title of the column of names."""
+
+
+def tables_of(study: Study) -> list[Table]:
+    """Every table that the study has figures for."""
+    tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
+    return [part for table in (*tables, *_ideal(study), *_seeds(study), *_costs(study)) for part in _parts(table)]
+
+
+def _parts(table: Table) -> Iterator[Table]:
+    """A table cut into tables that fit a page; the first one's file holds all columns."""
+    for start in range(0, max(1, len(table.columns)), MOST_COLUMNS):
+        span = slice(start, start + MOST_COLUMNS)
+        rows = tuple(dataclasses.replace(row, cells=row.cells[span]) for row in table.rows)
+        title, content = (table.title, table.csv) if start == 0 else ("", "")
+        name = table.name if start == 0 else f"{table.name}-{start // MOST_COLUMNS + 1}"
+        yield dataclasses.replace(table, name=name, title=title, columns=table.columns[span], rows=rows, csv=content)
+
+
+def to_csv(rows: Sequence[Sequence[object]]) -> str:
+    """Comma-separated values that a spreadsheet reads as data: nothing in them is taken for a formula."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r\n").writerows([[neutral(cell) for cell in row] for row in rows])
+    return buffer.getvalue()
+
+
+def neutral(cell: object) -> str:
+    """A cell as text; one that a spreadsheet would run as a formula gets an apostrophe in front."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.10g}"
+    written = visible(str(cell)).replace("\n", " ").replace("\t", " ")
+    if written.lstrip()[:1] in ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%") and not _PLAIN_NUMBER.fullmatch(
+        written
+    ):
+        return f"'{written}"
+    return written
+
+
+def written(value: float, digits: int, signed: bool = False) -> str:
+    """A number with its decimals, more of them where it would otherwise read as zero, and a true minus."""
+    if value and abs(value) < 0.5 * 10**-digits:
+        digits = min(8, -math.floor(math.log10(abs(value))))
+    result = f"{value:{'+' if signed else ''},.{digits}f}"
+    if not float(result.replace(",", "")):
+        result = f"{0:.{digits}f}"
+    return result.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """1 h 12 min, 3 min 20 s, 4.1 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def _grouped(names: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+    known = set()
+    for key, (title, members) in _GROUPS.items():
+        found = [name for name in members if name in names]
+        known |= set(found)
+        if found:
+            yield key, title, found
+    others = [name for name in names if name not in known]
+    if others:
+        yield "other", "Other metrics", others[:60]
+
+
+def _metric_table(study: Study, key: str, title: str, names: Sequence[str]) -> Table:
+    ideal = mapping(study.evaluation.get("ideal"))
+    rows = []
+    for model in study.models:
+        cells = tuple(_cell(study, model, name) for name in names)
+        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=model == BASE_NAME))
+    of_ideal = [interval(ideal.get(name)) for name in names]
+    if any(value is not None for value in of_ideal):
+        cells = tuple(_interval_cell(value, describe(name)) for value, name in zip(of_ideal, names, strict=True))
+        rows.append(Row("ideal p (estimate)", "", cells, quiet=True))
+    columns = tuple(_column(describe(name)) for name in names)
+    return Table(key, title, columns, tuple(rows), _metric_csv(study, names, ideal))
+
+
+def _metric_csv(study: Study, names: Sequence[str], ideal: dict[str, object]) -> str:
+    head: list[object] = ["model"]
+    for name in names:
+        head += [name, f"{name} low", f"{name} high", f"{name} change", f"{name} change low", f"{name} change high"]
+    lines = [head]
+    for model in study.models:
+        line: list[object] = [model]
+        for name in names:
+            change = None if model == BASE_NAME else study.change(model, name)
+            for value in (study.metric(model, name), change):
+                line += [None] * 3 if value is None else [value.mean, value.low, value.high]
+        lines.append(line)
+    values = [interval(ideal.get(name)) for name in names]
+    if any(value is not None for value in values):
+        line = ["ideal"]
+        for value in values:
+            line += [None] * 6 if value is None else [value.mean, value.low, value.high, None, None, None]
+        lines.append(line)
+    return to_csv(lines)
+
+
+def _cell(study: Study, model: str, name: str) -> Cell:
+    metric, value = describe(name), study.metric(model, name)
+    cell = _interval_cell(value, metric)
+    if value is None or model == BASE_NAME:
+        return cell
+    change = study.change(model, name)
+    best, near = _standing(study, model, name, value, metric)
+    shown = "" if change is None else _change(change, metric.digits)
+    return Cell(cell.shown, cell.note, shown, cell.sort, best, near)
+
+
+def _standing(study: Study, model: str, name: str, value: Interval, metric: Metric) -> tuple[bool, bool]:
+    """Whether a tuned model is the best of the tuned ones, or cannot be told from it; never where there is but one."""
+    others = [study.metric(other, name) for other in study.models if other != BASE_NAME]
+    means = [other.mean for other in others if other is not None]
+    if metric.better is None or len(means) < 2:
+        return False, False
+    best = max(means) if metric.better == "higher" else min(means)
+    near = value.low is not None and value.high is not None and value.low <= best <= value.high
+    return value.mean == best, near and value.mean != best
+
+
+def _interval_cell(value: Interval | None, metric: Metric) -> Cell:
+    if value is None:
+        return Cell("–")
+    return Cell(written(value.mean, metric.digits), _ends(value, metric.digits), sort=value.mean)
+
+
+def _ends(value: Interval, digits: int) -> str:
+    if value.low is None or value.high is None:
+        return ""
+    return f"[{written(value.low, digits)}, {written(value.high, digits)}]"
+
+
+def _change(change: Interval, digits: int) -> str:
+    if change.low is None or change.high is None:
+        return written(change.mean, digits, signed=True)
+    low, high = (written(end, digits, signed=True) for end in (change.low, change.high))
+    return f"{written(change.mean, digits, signed=True)} [{low}, {high}]"
+
+
+def _column(metric: Metric) -> Column:
+    return Column(axis_label(metric), metric.meaning, metric.better or "")
+
+
+def _ideal(study: Study) -> Iterator[Table]:
+    """How near each model is to the ideal, as ratios."""
+    per_model = mapping(study.evaluation.get("versus_ideal"))
+    names = list(dict.fromkeys(name for part in per_model.values() for name in mapping(part)))[:12]
+    if not names:
+        return
+    rows, lines = [], [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
+    for model in (model for model in study.models if model in per_model):
+        values = [interval(mapping(per_model[model]).get(name)) for name in names]
+        cells = tuple(_interval_cell(value, Metric("", "", digits=3)) for value in values)
+        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=model == BASE_NAME))
+        flat = [end for value in values for end in ((value.mean, value.low, value.high) if value else (None,) * 3)]
+        lines.append([model, *flat])  # type: ignore[list-item]
+    columns = tuple(Column(describe(name).label, f"Model / ideal. {describe(name).meaning}") for name in names)
+    title = "Against the ideal model (ratios; 1 is the ideal)"
+    yield Table("versus-ideal", title, columns, tuple(rows), to_csv(lines))
+
+
+def _seeds(study: Study) -> Iterator[Table]:
+    """Mean and spread over repetitions of the training."""
+    per_method = mapping(study.evaluation.get("seeds"))
+    names = [name for name in METRICS if any(name in mapping(part) for part in per_method.values())]
+    names += [name for part in per_method.values() for name in mapping(part) if name not in METRICS][:20]
+    names = [name for name in dict.fromkeys(names) if not name.startswith("z_")]
+    if not names:
+        return
+    rows, lines = [], [["method", "metric", "mean", "low", "high", "values"]]
+    for method, part in per_method.items():
+        cells = []
+        for name in names:
+            entry = mapping(mapping(part).get(name))
+            value = interval(entry)
+            cells.append(_interval_cell(value, describe(name)))
+            if value is not None:
+                each = " ".join(f"{item:.6g}" for item in sequence(entry.get("values")) if number(item) is not None)
+                lines.append([method, name, value.mean, value.low, value.high, each])  # type: ignore[list-item]
+        group = next((group for group in study.groups if group.label == method), None)
+        rows.append(Row(short(method), group.style.color if group else "", tuple(cells)))
+    columns = tuple(_column(describe(name)) for name in names)
+    yield Table("seeds", "Over repetitions with other seeds", columns, tuple(rows), to_csv(lines), first="method")
+
+
+def _costs(study: Study) -> Iterator[Table]:
+    """What each training took: from the evaluation, else added up from the epochs."""
+    rows, lines = [], [["model", "epochs", "samples", "tokens", "seconds", "samples per second"]]
+    runs = {name: run for group in study.groups for name, run in zip(group.models, group.runs, strict=False)}
+    given = mapping(study.evaluation.get("costs"))
+    for model in dict.fromkeys([*runs, *(model for model in study.models if model != BASE_NAME)]):
+        cost = {key: count(mapping(given.get(model)).get(key)) for key in ("epochs", "samples", "tokens", "seconds")}
+        run = runs.get(model)
+        if run is not None and run.metrics:
+            per_epoch = run.samples_per_epoch
+            own = {
+                "epochs": float(len(run.metrics)),
+                "samples": None if per_epoch is None else len(run.metrics) * per_epoch,
+                "tokens": math.fsum(count(record.get("tokens")) or 0 for record in run.metrics),
+                "seconds": math.fsum(count(record.get("seconds")) or 0 for record in run.metrics),
+            }
+            cost = {key: own[key] if value is None else value for key, value in cost.items()}
+        if all(value is None for value in cost.values()):
+            continue
+        samples, seconds = cost["samples"], cost["seconds"]
+        rate = samples / seconds if samples and seconds else None
+        cells = [Cell("–") if value is None else Cell(f"{value:,.0f}", sort=value) for value in list(cost.values())[:3]]
+        cells.append(Cell("–") if seconds is None else Cell(duration(seconds), sort=seconds))
+        cells.append(Cell("–") if rate is None else Cell(f"{rate:,.1f}", sort=rate))
+        rows.append(Row(study.label_of(model), study.style_of(model).color, tuple(cells)))
+        lines.append([model, *cost.values(), rate])  # type: ignore[list-item]
+    if rows:
+        titles = ("epochs", "training samples", "training tokens", "time", "samples per second")
+        yield Table("costs", "What it cost", tuple(map(Column, titles)), tuple(rows), to_csv(lines))

@@ -1,0 +1,108 @@
+"""Numbers and text out of files that nobody vouches for: what is not a number is nothing, what could mislead is shown.
+
+Nothing here raises on what a file holds. Text keeps its letters; characters that steer a terminal, hide, or turn the
+order of reading are replaced by something that can be seen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+LARGEST = 1e18
+"""Beyond this a number is taken for damage: drawing it would overflow."""
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ud800-\udfff\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with the ends of its confidence interval, where these are known."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether both ends are known."""
+        return self.low is not None and self.high is not None
+
+
+def number(value: Any) -> float | None:
+    """A finite number of a sensible size, or nothing."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) and abs(result) <= LARGEST else None
+
+
+def count(value: Any) -> float | None:
+    """A number that is not negative, or nothing."""
+    result = number(value)
+    return result if result is not None and result >= 0 else None
+
+
+def interval(value: Any) -> Interval | None:
+    """``{"mean", "low", "high"}``, or a bare number, as an interval; nothing without a mean."""
+    if not isinstance(value, dict):
+        mean = number(value)
+        return None if mean is None else Interval(mean)
+    mean, low, high = (number(value.get(key)) for key in ("mean", "low", "high"))
+    if mean is None:
+        return None
+    if low is None or high is None or low > high:
+        return Interval(mean)
+    return Interval(mean, low, high)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A mapping with text for keys; empty for anything else."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def text(value: Any, limit: int = 4000) -> str:
+    """At most ``limit`` characters, with the number of those left out; empty for nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(text(item, limit) for item in value[:50])
+    whole = value if isinstance(value, str) else str(value)
+    whole = whole.replace("\r\n", "\n")
+    return whole if len(whole) <= limit else f"{whole[:limit]} … ({len(whole) - limit:,} more characters)"
+
+
+def visible(value: str) -> str:
+    """``value`` with every character that cannot be seen, or that turns the order of reading, spelt out."""
+    return _STEERING.sub(_spell, value)
+
+
+def short(value: Any, limit: int = 40) -> str:
+    """A name for an axis, a row or a heading: one line, visible, cut."""
+    line = " ".join(visible(text(value, 10 * limit)).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean, or nothing where there is nothing to take it of."""
+    known = list(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def _spell(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else f"⟨U+{code:04X}⟩"

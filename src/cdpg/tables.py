@@ -1,0 +1,44 @@
+"""Tables for the terminal: base → tuned, and several models side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from cdpg.evaluation.catalogue import METRICS
+from cdpg.progress import safe_text
+
+_FIRST = ("satisfaction", "satisfaction_beam", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base")
+
+
+def models_table(
+    title: str, models: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any] | None = None
+) -> Table:
+    """A row for each metric, a column for each model; with one tuned model also its ratio to the base."""
+    table = Table(title=safe_text(title), title_justify="left")
+    table.add_column("metric")
+    for name in models:
+        table.add_column(safe_text(name), justify="right")
+    ratios = next(iter(changes.values())) if changes and len(changes) == 1 else None
+    if ratios is not None:
+        table.add_column("ratio to base", justify="right")
+    names = dict.fromkeys(metric for found in models.values() for metric in found)
+    for metric in sorted(
+        names, key=lambda name: (name not in _FIRST, list(METRICS).index(name) if name in METRICS else 99)
+    ):
+        row = [with_interval(metric, found.get(metric)) for found in models.values()]
+        if ratios is not None:
+            row.append(with_interval("ratio", ratios.get(metric, {}).get("ratio")))
+        table.add_row(METRICS[metric].label if metric in METRICS else safe_text(metric), *row)
+    return table
+
+
+def with_interval(metric: str, value: Mapping[str, float | None] | None) -> str:
+    """``0.412 [0.380, 0.440]``; a dash where nothing is known. Rich would read the brackets as markup."""
+    if value is None or value["mean"] is None:
+        return "–"
+    digits = METRICS[metric].digits if metric in METRICS else 2
+    mean, low, high = (f"{value[key] or 0.0:.{digits}f}" for key in ("mean", "low", "high"))
+    return f"{mean} \\[{low}, {high}]"

@@ -1,0 +1,13 @@
+"""Rows of a task from a user's file: CSV, JSONL, JSON or text, with the columns that the task knows."""
+
+from __future__ import annotations
+
+from cdpg.contexts import load_contexts
+from cdpg.rows import Notify
+from cdpg.tasks.base import Row
+
+
+def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
+    """Texts and, where there is a column ``reference``, what they should become; other columns are kept."""
+    contexts = load_contexts(path, prompt_column=column, notify=notify)
+    return [{**context.columns, "source": context.prompt} for context in contexts]

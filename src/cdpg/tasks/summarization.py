@@ -1,0 +1,77 @@
+"""Summarise an article with at least four named entities, all of them the article's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cdpg.evaluation.summaries import SummaryMeasure
+from cdpg.tasks.base import Preset, Row, Task
+from cdpg.tasks.corpora import news_pairs
+from cdpg.tasks.hub import halves, hub_rows
+from cdpg.tasks.rows import read_pairs
+
+PREFIX = "summarize: "
+_HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
+_PAPER_CONTEXTS = 5000
+
+
+def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
+    """Articles of the seeded grammar."""
+    return _rows("tune", 1500), _rows("held-out", 200)
+
+
+def hub_articles(seed: int) -> tuple[list[Row], list[Row]]:
+    """Articles of CNN and the Daily Mail."""
+    return halves(hub_rows(*_HUB, _row_of_article, seed, 2 * _PAPER_CONTEXTS))
+
+
+def _rows(split: str, count: int) -> list[Row]:
+    return [{"source": pair.source, "reference": pair.reference} for pair in news_pairs(split, count)]
+
+
+def _row_of_article(row: Mapping[str, Any]) -> Row | None:
+    return {"source": row["article"], "reference": row["highlights"]}
+
+
+ENTITIES = Task(
+    name="summarization-entities",
+    summary="summarise an article with at least 4 named entities, all of them from the article",
+    constraint="cdpg.constraints:entities_from_source",
+    measure=SummaryMeasure(),
+    column="source",
+    read=read_pairs,
+    presets={
+        "tiny": Preset(
+            "t5-tiny",
+            embedded_rows,
+            {
+                "epochs": 100,
+                "contexts_per_epoch": 24,
+                "num_generations": 32,
+                "max_completion_length": 80,
+                "learning_rate": 5e-4,
+                "save_every": 25,
+                "evaluation_contexts": 32,
+                "evaluation_samples": 16,
+            },
+            PREFIX,
+        ),
+        "paper": Preset(
+            "t5-small",
+            hub_articles,
+            {
+                "epochs": 1000,
+                "contexts_per_epoch": 32,
+                "num_generations": 32,
+                "max_completion_length": 200,
+                "learning_rate": 1e-4,
+                "warmup_epochs": 100,
+                "evaluation_contexts": 256,
+                "evaluation_samples": 32,
+                "long_contexts": "cut",
+            },
+            PREFIX,
+        ),
+    },
+)

@@ -1,0 +1,79 @@
+"""Translate English into French with the source's numerals written as digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cdpg.constraints.numerals import numerals_of
+from cdpg.evaluation.translation import TranslationMeasure
+from cdpg.tasks.base import Preset, Row, Task
+from cdpg.tasks.corpora import translation_pairs
+from cdpg.tasks.hub import halves, hub_rows
+from cdpg.tasks.rows import read_pairs
+
+PREFIX = "translate English to French: "
+_HUB = ("Helsinki-NLP/europarl", "en-fr", "train")
+_PAPER_CONTEXTS = 5000
+
+
+def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
+    """Sentences of the seeded grammar."""
+    return _rows("tune", 3000), _rows("held-out", 300)
+
+
+def hub_sentences(seed: int) -> tuple[list[Row], list[Row]]:
+    """Sentences of Europarl with a numeral in them."""
+    return halves(hub_rows(*_HUB, _row_of_pair, seed, 2 * _PAPER_CONTEXTS))
+
+
+def _rows(split: str, count: int) -> list[Row]:
+    return [{"source": pair.source, "reference": pair.reference} for pair in translation_pairs(split, count)]
+
+
+def _row_of_pair(row: Mapping[str, Any]) -> Row | None:
+    pair = row["translation"]
+    return {"source": pair["en"], "reference": pair["fr"]} if numerals_of(pair["en"]) else None
+
+
+NUMBERS = Task(
+    name="translation-numbers",
+    summary="translate English into French with numerals (one to nine) written as digits",
+    constraint="cdpg.constraints:numerals_as_digits",
+    measure=TranslationMeasure(),
+    column="source",
+    read=read_pairs,
+    presets={
+        "tiny": Preset(
+            "t5-tiny",
+            embedded_rows,
+            {
+                "epochs": 120,
+                "contexts_per_epoch": 32,
+                "num_generations": 32,
+                "max_completion_length": 64,
+                "learning_rate": 1e-3,
+                "save_every": 30,
+                "evaluation_contexts": 48,
+                "evaluation_samples": 16,
+            },
+            PREFIX,
+        ),
+        "paper": Preset(
+            "t5-small",
+            hub_sentences,
+            {
+                "epochs": 1000,
+                "contexts_per_epoch": 32,
+                "num_generations": 32,
+                "max_completion_length": 200,
+                "learning_rate": 1e-4,
+                "warmup_epochs": 100,
+                "evaluation_contexts": 256,
+                "evaluation_samples": 32,
+                "long_contexts": "cut",
+            },
+            PREFIX,
+        ),
+    },
+)

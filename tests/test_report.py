@@ -1,0 +1,650 @@
+"""The report: what it holds, what it survives, and what it never lets through."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cdpg.errors import UserError
+from cdpg.report import write_figures, write_report
+from cdpg.report.charts import spread
+from cdpg.report.diagnosis import (
+    DEGENERATE,
+    FEW_EFFECTIVE,
+    LESS_DIVERSE,
+    LONGER,
+    LOW_COVERAGE,
+    NO_COVERAGE,
+    SHORTER,
+    collapsed,
+    diagnose,
+    lost_steps,
+    low_coverage,
+    still_rising,
+    uneven_weights,
+    unfinished,
+)
+from cdpg.report.figures import figures_of
+from cdpg.report.highlight import prose, python
+from cdpg.report.series import log10_weights, seconds_by_stage, thinned
+from cdpg.report.study import Study, read_study
+from cdpg.report.style import BASE, STAGES, dark_twins
+from cdpg.report.style import METHODS as STYLES
+from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
+from cdpg.report.values import Interval, interval, number, short, visible
+from report_runs import METHODS, compare_folder, run_folder, write_json, write_lines
+
+HOSTILE = (
+    "</script><img src=x onerror=window.pwned=1>\"'`{{7*7}} $\\frac{1}{0}$ "
+    "\u202eevil\u2066 \x00\x1b[31m\x9b =cmd|'/C calc'!A0 <!--"
+)
+UNSEEN = "\u202e\u2066\x00\x1b\x9b\u200b\ufeff"
+MOST_BYTES = 5_000_000
+MOST_SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compare_folder(tmp_path_factory.mktemp("compare") / "code", epochs=60)
+
+
+@pytest.fixture(scope="module")
+def page(compared: Path) -> Page:
+    return Page(write_report([compared], compared / "report.html"))
+
+
+class Page(HTMLParser):
+    """A page's elements, their attributes and text, as a browser would find them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.inside: list[str] = []
+        self.raw: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tag = self.inside[-1] if self.inside else ""
+        self.raw.get(tag, self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.texts).split())
+
+    def ids(self) -> list[str]:
+        return [attrs["id"] or "" for _, attrs in self.elements if "id" in attrs]
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+# What it holds.
+
+
+def test_a_comparison_has_every_table_figure_and_sample(page: Page) -> None:
+    ids = page.ids()
+    for name in ("requirement", "outputs", "sampling", "versus-ideal", "costs"):
+        assert f"t-{name}" in ids
+    for name in (
+        "training-satisfaction", "training-kl-target-policy-pooled", "training-compilability", "training-ast-nodes",
+        "satisfaction-against-kl", "frequency-compile-outcome", "frequency-pep8-code", "token-rank", "partition-nstd",
+        "partition-by-context", "importance-weights", "effective-sample-size", "time",
+    ):  # fmt: skip
+        assert f"f-{name}" in ids, name
+    assert page.count("svg") == page.count("figure") == sum(identifier.startswith("f-") for identifier in ids)
+    assert len(set(ids)) == len(ids), "an identifier stands twice: clips and markers would be mixed up"
+    for words in (
+        "cdpg compare code-compilability --preset tiny --seed 7",
+        "seed 0",
+        "torch 2.13.0",
+        "500 held-out contexts",
+    ):
+        assert words in page.text
+    assert page.text.count("✗ not satisfied") == 5 and page.text.count("✓ satisfied") == 10
+
+
+def test_the_page_asks_for_nothing_and_allows_its_own_script_and_style_alone(page: Page) -> None:
+    policy = next(a["content"] or "" for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
+    for tag, attributes in page.elements:
+        assert tag not in {"img", "iframe", "object", "embed", "form", "base", "audio", "video"}
+        for name, value in attributes.items():
+            assert name != "style" and not name.startswith("on"), (tag, name)
+            if name in ("href", "src"):
+                assert (value or "").startswith(("#", "data:,")), value
+    addresses = set(re.findall(r"https?://[^\"' <]+", page.source))
+    assert addresses <= {"http://www.w3.org/2000/svg"}, "a name space is no request"
+
+
+def test_the_policy_has_the_hashes_of_what_is_there(page: Page) -> None:
+    policy = next(a["content"] or "" for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    scripts = page.raw["script"]
+    assert len(scripts) == 2 and len(page.raw["style"]) == 1
+    for kind, content in (("script", scripts[1]), ("style", page.raw["style"][0])):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_size_and_time_of_a_comparison(tmp_path: Path) -> None:
+    folder = compare_folder(tmp_path / "compare", epochs=1000)
+    start = time.process_time()  # of this process: others may keep the machine busy
+    size = write_report([folder], tmp_path / "report.html").stat().st_size
+    seconds = time.process_time() - start
+    assert size < MOST_BYTES and seconds < MOST_SECONDS, f"{size:,} bytes in {seconds:.1f} s"
+
+
+def test_the_report_is_made_without_torch(compared: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; import cdpg; from cdpg.report import write_report\n"
+        f"write_report([Path({str(compared)!r})], Path({str(tmp_path / 'r.html')!r}))\n"
+        "sys.exit(' '.join({'torch', 'transformers', 'matplotlib.pyplot', 'spacy'} & set(sys.modules)) or None)"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_the_same_runs_make_the_same_report(compared: Path, tmp_path: Path) -> None:
+    first, second = (write_report([compared], tmp_path / f"{n}.html").read_bytes() for n in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("task", ["translation-numbers", "summarization-entities"])
+def test_tasks_with_prose(task: str, tmp_path: Path) -> None:
+    page = Page(write_report([compare_folder(tmp_path / "runs", task, epochs=20)], tmp_path / "report.html"))
+    kinds = {attributes.get("class") for tag, attributes in page.elements if tag == "mark"}
+    assert kinds == {"name", "num"}
+    assert ("f-frequency-entity-label" in page.ids()) == task.startswith("summ")
+    assert "beam search" in page.text
+
+
+def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]
+    study = read_study(runs)
+    assert study.models == ("base", "cdpg", "reinforce")
+    examples = study.evaluation["examples"]
+    assert len(examples) == 3 and all(
+        list(example["outputs"]) and set(example["outputs"]) == {"base", "cdpg", "reinforce"} for example in examples
+    )
+    assert study.change("reinforce", "satisfaction").mean == pytest.approx(0.55, abs=0.02)  # type: ignore[union-attr]
+    assert write_report(runs, tmp_path / "report.html").is_file()
+
+
+def test_seeds_are_one_line_and_a_table(tmp_path: Path) -> None:
+    study = read_study([compare_folder(tmp_path / "runs", epochs=20, seeds=3)])
+    assert [(group.label, len(group.runs)) for group in study.groups] == [(method, 3) for method in METHODS]
+    table = next(table for table in tables_of(study) if table.name == "seeds")
+    assert [row.name for row in table.rows] == list(METHODS)
+    assert study.label_of("cdpg-seed1") == "cdpg-seed1"
+
+
+def test_runs_with_other_settings_are_lines_of_their_own(tmp_path: Path) -> None:
+    one, two = (run_folder(tmp_path / name, epochs=20) for name in ("first", "second"))
+    (two / "config.yaml").write_text(
+        (two / "config.yaml").read_text().replace("num_generations: 32", "num_generations: 64")
+    )
+    study = read_study([one, two])
+    assert [group.label for group in study.groups] == ["first", "second"]
+    assert study.groups[0].style == STYLES["cdpg"] != study.groups[1].style
+
+
+def test_figures_for_a_paper(compared: Path, tmp_path: Path) -> None:
+    files = write_figures([compared], tmp_path / "figures")
+    names = {chart.name for chart in figures_of(read_study([compared]))}
+    assert {file.name for file in files} == {f"{name}.{kind}" for name in names for kind in ("pdf", "png")}
+    for file in files:
+        assert file.read_bytes()[:4] == (b"%PDF" if file.suffix == ".pdf" else b"\x89PNG")
+
+
+def test_matplotlib_is_left_as_it_was(compared: Path) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    write_report([compared], compared / "again.html")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_axes_carry_units_and_lines_their_names(page: Page) -> None:
+    labels = re.findall(r"<text [^>]*>([^<]+)</text>", page.source)
+    for label in ("training samples", "KL(π, a) (nats)", "length (tokens)", "minutes", "share of functions"):
+        assert label in labels or (label == "minutes" and "seconds" in labels), label
+    assert all(labels.count(method) > 10 for method in METHODS)
+
+
+# The table.
+
+
+def test_the_best_is_marked_and_the_base_is_not_ranked(compared: Path) -> None:
+    table = next(table for table in tables_of(read_study([compared])) if table.name == "requirement")
+    best = {
+        column.title: [row.name for row in table.rows if row.cells[place].best]
+        for place, column in enumerate(table.columns)
+    }
+    assert best["satisfaction"] == ["reinforce"]
+    assert best["KL(p, π), pooled (nats)"] == best["KL(π, a) (nats)"] == ["cdpg"]
+    assert all(cell.change == "" for cell in table.rows[0].cells) and table.rows[0].quiet
+    assert table.rows[1].cells[0].change.startswith("+0.28") and "[" in table.rows[1].cells[0].change
+
+
+def test_one_tuned_model_is_not_called_best(tmp_path: Path) -> None:
+    tables = tables_of(read_study([run_folder(tmp_path / "run", epochs=20)]))
+    assert not any(cell.best or cell.near for table in tables for row in table.rows for cell in row.cells)
+
+
+def test_numbers_are_written_so_that_they_can_be_read() -> None:
+    assert [written(0.12345, 3), written(-0.5, 1), written(0.0004, 3), written(0.0, 2)] == [
+        "0.123",
+        "−0.5",
+        "0.0004",
+        "0.00",
+    ]
+    assert written(-1e-12, 3) == "0.00000000" and written(12345.6, 1, signed=True) == "+12,345.6"
+    assert [duration(4.12), duration(200), duration(4320)] == ["4.1 s", "3 min 20 s", "1 h 12 min"]
+
+
+@pytest.mark.parametrize(
+    "cell", ["=1+1", "+1+1", "-2+3", "@SUM(A1)", " =1", "\t=1", "=cmd|'/C calc'!A0", "＝1", "-x", "\r=1"]
+)
+def test_formulas_are_neutralised(cell: str) -> None:
+    (row,) = csv.reader(io.StringIO(to_csv([[cell, 'a "quoted", cell']]), newline=""))
+    assert not row[0].lstrip().startswith(("=", "+", "-", "@", "＝")) and row[1] == 'a "quoted", cell'
+
+
+def test_numbers_stay_numbers_in_a_spreadsheet() -> None:
+    assert [neutral(-0.25), neutral("-0.25"), neutral("+3e-5"), neutral(None), neutral(7)] == [
+        "-0.25",
+        "-0.25",
+        "+3e-5",
+        "",
+        "7",
+    ]
+
+
+def test_every_table_has_its_csv(page: Page) -> None:
+    tables = json.loads(page.raw["script"][0])
+    buttons = {attributes["data-csv"] for _, attributes in page.elements if "data-csv" in attributes}
+    assert buttons == set(tables) and "requirement" in tables
+    rows = list(csv.DictReader(io.StringIO(tables["requirement"], newline="")))
+    assert [row["model"] for row in rows] == ["base", *METHODS, "ideal"]
+    assert float(rows[1]["satisfaction"]) == pytest.approx(0.66, abs=0.01) and rows[0]["satisfaction change"] == ""
+
+
+# Text that nobody vouches for.
+
+
+def _poison(value: Any) -> Any:
+    """The same structure with every text replaced or followed by hostile text, keys included."""
+    if isinstance(value, dict):
+        return {(key if key in _KEPT else f"{key}{HOSTILE}"): _poison(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_poison(item) for item in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+_KEPT = frozenset(
+    "models base tuned changes frequencies examples outputs costs partition mean low high text prompt columns b "
+    "decoding outcome difference epoch metrics samples row versions command completion log_z log_ratio "
+    "satisfaction seconds ideal versus_ideal task contexts compile_outcome entity_label token_rank seeds coverage "
+    "ess confidence origin method model seed config length kl_policy_base".split()
+)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "a<b onclick=x>$x$ ='"
+    for task, name in (("code-compilability", "code"), ("summarization-entities", "prose")):
+        run = run_folder(folder / name, epochs=20, task=task)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump({**_poison(config), "method": f"m{name}{HOSTILE}"}))
+        evaluation = json.loads((run / "evaluation.json").read_text())
+        write_json(
+            run / "evaluation.json",
+            {**_poison(evaluation), "task": f"code {HOSTILE}", "seeds": {HOSTILE: {HOSTILE: {"mean": 1}}}},
+        )
+        for file in ("samples.jsonl", "evaluations.jsonl", "metrics.jsonl"):
+            records = [json.loads(line) for line in (run / file).read_text().splitlines()]
+            write_lines(run / file, [_poison(record) for record in records])
+    return folder
+
+
+def test_hostile_text_stays_text(poisoned: Path, tmp_path: Path) -> None:
+    page = Page(write_report([poisoned], tmp_path / "report.html"))
+    assert page.count("script") == 2 and page.count("img") == 0
+    assert not any(name.startswith("on") or name == "style" for _, attributes in page.elements for name in attributes)
+    assert "onerror=window.pwned=1>" in page.text, "the text itself is shown"
+    assert "{{7*7}}" in page.text and "$\\frac{1}{0}$" in page.text
+    assert not set(UNSEEN) & set(page.source)
+    assert "⟨U+202E⟩" in page.text and "␛" in page.text
+    json.loads(page.raw["script"][0])
+    assert "<" not in page.raw["script"][0]
+
+
+def test_hostile_text_in_csv(poisoned: Path) -> None:
+    for table in tables_of(read_study([poisoned])):
+        for row in csv.reader(io.StringIO(table.csv, newline="")):
+            for cell in row:
+                assert not cell.lstrip().startswith(("=", "@")) and not set(UNSEEN) & set(cell)
+
+
+def test_hostile_text_in_figures(poisoned: Path, tmp_path: Path) -> None:
+    files = write_figures([poisoned], tmp_path / "figures")
+    assert files and all(
+        file.parent == tmp_path / "figures" and re.fullmatch(r"[a-z0-9.-]+", file.name) for file in files
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [HOSTILE, "\ud800", "a\u200bb", "x" * 100_000, "'" * 5000 + "\\", '"""' * 2000 + "\\", "\\" * 5001, "(" * 5000],
+)
+def test_highlighting_hostile_text_is_quick_and_safe(text: str) -> None:
+    start = time.monotonic()
+    shown = str(prose(text, text)) + str(python(text, 1)) + str(python(f"def f():\n    '''{text}"))
+    assert time.monotonic() - start < 2
+    shown.encode("utf-8")
+    assert set(re.findall(r"<(\w+)", shown)) <= {"span", "mark"}
+    assert not set(UNSEEN) & set(shown)
+
+
+def test_names_of_the_source_and_numerals_are_marked() -> None:
+    source = "The mayor of Lyon, Jeanne Favre, met three delegates."
+    shown = prose("Yesterday Jeanne Favre of Lyon met 3 of the three, not 2,000. The Mayor of Paris", source)
+    assert re.findall(r'<mark class="name">(.*?)</mark>', shown) == ["Jeanne Favre", "Lyon", "Mayor"]
+    assert re.findall(r'<mark class="num">(.*?)</mark>', shown) == ["3", "three", "2,000"]
+
+
+def test_python_in_colours_keeps_every_character() -> None:
+    code = 'def f(x):  # twice\n    """Doc."""\n    return len(x) * 2 if x else "a\\"b"\n'
+    shown = str(python(code, 3))
+    assert HTMLText(shown).text == code
+    found = re.findall(r'<span class="(\w+)">([^<]*)</span>', shown)
+    assert ("kw", "def") in found and ("def", "f") in found and ("com", "# twice") in found and ("fun", "len") in found
+    assert ("lit", "2") in found and shown.count('class="wrong"') == 1
+
+
+class HTMLText(HTMLParser):
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.text = ""
+        self.feed(source)
+        self.close()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_what_cannot_be_seen_is_spelt_out() -> None:
+    assert visible("a\u202eb\x00c\ud800\u200d") == "a⟨U+202E⟩b␀c⟨U+D800⟩⟨U+200D⟩"
+    assert visible("naïve 漢字 عربى\n\tx") == "naïve 漢字 عربى\n\tx"
+    assert short("a\nb" * 100, 10) == "a ba ba b…" and len(short("x" * 100)) == 40
+
+
+@pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, 1e300, [], {}])
+def test_what_is_no_number_is_nothing(value: Any) -> None:
+    assert number(value) is None and interval({"mean": value, "low": 0, "high": 1}) is None
+
+
+def test_intervals() -> None:
+    assert interval({"mean": 1, "low": 0, "high": 2}) == Interval(1, 0, 2)
+    assert interval({"mean": 1, "low": None, "high": 2}) == interval({"mean": 1, "low": 3, "high": 2}) == Interval(1)
+
+
+# Parts missing.
+
+
+@pytest.mark.parametrize(
+    "missing", ["evaluation.json", "evaluations.jsonl", "metrics.jsonl", "samples.jsonl", "config.yaml"]
+)
+def test_a_run_without_one_of_its_files(missing: str, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    (run / missing).unlink()
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert page.count("svg") >= 4 and "How to repeat it" in page.text
+    if missing == "evaluation.json":
+        assert "has no evaluation.json" in page.text and "The last training samples" in page.text
+
+
+@pytest.mark.parametrize(
+    "only", ["evaluation.json", "evaluations.jsonl", "metrics.jsonl", "samples.jsonl", "config.yaml"]
+)
+def test_a_run_with_one_file_alone(only: str, tmp_path: Path) -> None:
+    full, run = run_folder(tmp_path / "full", epochs=20), tmp_path / "run"
+    run.mkdir()
+    shutil.copy(full / only, run / only)
+    assert Page(write_report([run], tmp_path / "report.html")).count("h1") == 1
+
+
+def test_an_unfinished_comparison(tmp_path: Path) -> None:
+    folder = compare_folder(tmp_path / "compare", epochs=40)
+    (folder / "comparison.json").unlink()
+    for method in ("dpg", "reinforce", "ziegler"):
+        (folder / method / "evaluation.json").unlink()
+    shutil.rmtree(folder / "ziegler")
+    lines = (folder / "dpg" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "dpg" / "metrics.jsonl").write_text(
+        "".join([*lines[:4], '{"epoch": 5, "cut', "\n", *lines[5:11], lines[11][:30]])
+    )
+    page = Page(write_report([folder], tmp_path / "report.html"))
+    assert "10 of 40 epochs are logged" in page.text
+    assert "2 lines of dpg/metrics.jsonl could not be read" in page.text
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "text", 0, -1, True, [None], {"x": None}, 1e300, [[[]]]])
+def test_anything_anywhere(value: Any, tmp_path: Path) -> None:
+    folder = compare_folder(tmp_path / "compare", epochs=10)
+    whole = json.loads((folder / "comparison.json").read_text())
+    for key in whole:
+        write_json(folder / "comparison.json", {**whole, key: value})
+        study = read_study([folder]) if key != "task" or not isinstance(value, str) else None
+        if study is not None:
+            tables_of(study), figures_of(study), diagnose(study)
+    inner = {key: dict.fromkeys(item, value) if isinstance(item, dict) else value for key, item in whole.items()}
+    write_json(folder / "comparison.json", {**inner, "task": None})
+    for run in METHODS:
+        for file in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
+            records = [json.loads(line) for line in (folder / run / file).read_text().splitlines()[:3]]
+            write_lines(folder / run / file, [dict.fromkeys(record, value) for record in records])
+        write_json(folder / run / "evaluation.json", value)
+    assert write_report([folder], tmp_path / "report.html").is_file()
+
+
+def test_metrics_that_the_catalogue_does_not_know(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    evaluation["tuned"]["politeness"] = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    write_json(run / "evaluation.json", evaluation)
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert "politeness" in page.text and "Other metrics" in page.text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run was given"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(UserError, match="is not a folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(UserError, match="holds no run"):
+        write_report([tmp_path], tmp_path / "report.html")
+    runs = [run_folder(tmp_path / task, task=task, epochs=10) for task in ("code-pep8", "translation-numbers")]
+    with pytest.raises(UserError, match="several tasks"):
+        write_report(runs, tmp_path / "report.html")
+    with pytest.raises(UserError, match="is a folder"):
+        write_report(runs[:1], tmp_path)
+
+
+# Diagnosis: each threshold, from both sides.
+
+
+def test_coverage() -> None:
+    (problem,) = low_coverage("m", NO_COVERAGE - 0.01, 0.006, 32)
+    (warning,) = low_coverage("m", LOW_COVERAGE - 0.01, 0.006, 32)
+    assert (problem.level, warning.level) == ("problem", "warning")
+    assert "M·Z = 0.19" in problem.text and "M ≈ 500" in problem.advice
+    assert [*low_coverage("m", LOW_COVERAGE, 0.5, 32), *low_coverage("m", None, None, None)] == []
+
+
+def test_weights() -> None:
+    (problem,) = uneven_weights("m", "cdpg", 0.5 * (DEGENERATE - 0.01), 0.5, 1.0)
+    (warning,) = uneven_weights("m", "cdpg", 0.5 * (FEW_EFFECTIVE - 0.01), 0.5, 1.0)
+    (other,) = uneven_weights("m", "reinforce", 0.01, 0.9, 1.0)
+    assert (problem.level, warning.level, other.level) == ("problem", "warning", "warning")
+    assert "left the ideal model" in other.text
+    assert list(uneven_weights("m", "cdpg", 0.5 * FEW_EFFECTIVE, 0.5, 1.0)) == []
+    assert list(uneven_weights("m", "cdpg", 0.1, 0.0, 0.0)) == []
+    # One satisfying sample of 32 in the covered half of the contexts: its weight is all there is, and that is fine.
+    assert list(uneven_weights("m", "cdpg", 1 / 32, 0.5 / 32, 0.5)) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "distinct", "found"),
+    [
+        (SHORTER - 0.01, 1.0, ["Collapsed: outputs became shorter"]),
+        (LONGER + 0.01, 1.0, ["Collapsed: outputs became longer"]),
+        (1.0, LESS_DIVERSE - 0.01, ["Collapsed: diversity was lost"]),
+        (SHORTER, LESS_DIVERSE, []),
+        (LONGER, 1.2, []),
+    ],
+)
+def test_collapse(length: float, distinct: float, found: list[str]) -> None:
+    base = {"length": {"mean": 10.0}, "distinct_2": {"mean": 1.0}}
+    tuned = {"length": {"mean": 10 * length}, "distinct_2": {"mean": distinct}}
+    study = Study(None, (), {"models": {"base": base, "cdpg": tuned}}, ())
+    assert [finding.title for finding in collapsed("cdpg", study, "cdpg")] == found
+    # The ideal model is itself shorter: then a short output is no collapse.
+    ideal = {"versus_ideal": {"cdpg": {"length": {"mean": 1.0}, "distinct_2": {"mean": 1.0}}}}
+    assert list(collapsed("cdpg", Study(None, (), {**study.evaluation, **ideal}, ()), "cdpg")) == []
+
+
+def test_still_rising() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.01, 100)
+    rising = [float(value) for value in np.linspace(0.1, 0.9, 100) + noise]
+    level = [float(value) for value in 0.5 + noise]
+    assert [finding.title for finding in still_rising("m", rising)] == ["Still rising when it stopped"]
+    assert list(still_rising("m", level)) == list(still_rising("m", rising[:19])) == []
+    assert list(still_rising("m", [value * 0.01 for value in rising])) == [], "a rise too small to matter"
+
+
+def test_unfinished_and_lost_steps() -> None:
+    assert [f.title for f in unfinished("m", 10, 40)] == ["Not finished"]
+    assert [*unfinished("m", 40, 40), *unfinished("m", 0, 40), *unfinished("m", 40, None)] == []
+    assert [f.title for f in lost_steps("m", 70, 30, 1)] == ["Gradients not finite", "Steps without a sample"]
+    assert [*lost_steps("m", 90, 10, 0), *lost_steps("m", 0, 0, 0)] == []
+
+
+def test_what_is_said_of_the_four_methods(compared: Path) -> None:
+    said = {(finding.model, finding.title) for finding in diagnose(read_study([compared]))}
+    assert ("reinforce", "Collapsed: outputs became shorter") in said
+    assert ("reinforce", "Moved away from the ideal model") in said
+    assert ("reinforce", "Weights are degenerate") in said
+    assert ("dpg", "Moved away from the ideal model") in said
+    assert not any(model == "cdpg" and title != "Still rising when it stopped" for model, title in said)
+
+
+# Numbers for the figures.
+
+
+def test_weights_are_those_of_the_second_half(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    write_lines(run / "samples.jsonl", [
+        {"epoch": 1, "log_ratio": 0.0, "log_z": 0.0},
+        {"epoch": 9, "log_ratio": float(np.log(1000)), "log_z": float(np.log(10))},
+        {"epoch": 10, "log_ratio": None, "log_z": 0.0},
+    ])  # fmt: skip
+    assert log10_weights(read_study([run]).groups[0]) == pytest.approx([2.0])
+
+
+def test_time_is_all_accounted_for(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    write_lines(
+        run / "metrics.jsonl",
+        [{"epoch": 1, "seconds": 10, "seconds_sampling": 4, "seconds_gradient": 3, "seconds_base": None}],
+    )
+    write_lines(run / "evaluations.jsonl", [{"epoch": 0, "seconds": 2}])
+    spent = seconds_by_stage(read_study([run]).runs[0], STAGES)
+    assert {key: value for key, value in spent.items() if value} == {
+        "sampling": 4,
+        "gradient": 3,
+        "evaluation": 2,
+        "other": 3,
+    }
+
+
+def test_thinning_keeps_the_ends() -> None:
+    values = [float(n) for n in range(50_000)]
+    for logarithmic in (False, True):
+        points = thinned(values, 160, logarithmic)
+        assert len(points) <= 160 and points[0] == (0, 0.0) and points[-1] == (49_999, 49_999.0)
+
+
+@pytest.mark.parametrize("wanted", [[0.5, 0.5, 0.5], [0.0, 0.01, 0.9], [1.0, 1.0], [0.2], []])
+def test_names_are_moved_apart_and_keep_their_order(wanted: list[float]) -> None:
+    places = spread(wanted, 0.1, 0.0, 1.0)
+    assert sorted(range(len(wanted)), key=lambda n: wanted[n]) == sorted(range(len(wanted)), key=lambda n: places[n])
+    ordered = sorted(places)
+    assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(ordered))
+    assert not places or (ordered[0] >= -1e-9 and ordered[-1] <= 1 + 1e-9)
+
+
+# Colours.
+
+_SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+    "deuteranopia": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "tritanopia": np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]),
+}
+"""Simulation matrices (Machado, Oliveira and Fernandes, 2009) on linear RGB."""
+
+
+def _linear(color: str) -> np.ndarray:
+    values = np.array([int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: np.ndarray) -> np.ndarray:
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ np.clip(
+        linear, 0, 1
+    )
+    f = np.cbrt(xyz / np.array([0.9505, 1, 1.089]))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("sight", _SIGHT)
+@pytest.mark.parametrize("page", ["light", "dark"])
+def test_methods_are_told_apart_by_every_kind_of_sight(sight: str, page: str) -> None:
+    styles = [BASE, *STYLES.values()]
+    seen = [_lab(_SIGHT[sight] @ _linear(style.color if page == "light" else style.dark)) for style in styles]
+    nearest = min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))
+    assert nearest > 14
+
+
+def test_every_colour_of_the_figures_has_a_twin_for_dark_pages(page: Page) -> None:
+    drawn = {
+        value for tag, attributes in page.elements for key, value in attributes.items() if key in ("fill", "stroke")
+    }
+    assert {color for color in drawn if color and color.startswith("#")} <= set(dark_twins())
