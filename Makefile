@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format types unit bench docs clean
+.PHONY: demo test lint format types unit test-faults bench docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -27,14 +27,11 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore=tests/faults
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-ifneq ($(wildcard tests/faults),)
-.PHONY: test-faults
-# Killed processes, full disks, damaged files: slow, and one at a time.
+# Killed processes, full disks, damaged files: its quick part is in `unit`, this is all of it.
 test-faults: $(READY)
-	$(BIN)/python -m pytest -q tests/faults
-endif
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive tests/faults
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt

@@ -29,6 +29,17 @@ settings.register_profile("cdpg", deadline=None, derandomize=True)
 settings.load_profile("cdpg")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the long fault tests too (make test-faults)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     random.seed(0)

@@ -138,7 +138,7 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: in
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == status, stderr
-    assert "continue with --resume" in stderr
+    assert "continue with: " in stderr
     done = sum(1 for _ in read_jsonl(metrics))
     assert (workplace / "out" / "checkpoints" / f"epoch-{done:06}").is_dir()
     resumed = cdpg(workplace, *arguments, "--resume", "--set", f"epochs={done + 1}")

@@ -153,8 +153,10 @@ def test_duplicates_are_kept_and_counted() -> None:
     assert len(load_contexts(rows, notify=notices.append)) == 3
     assert len(load_contexts(["a"] * 1201, notify=notices.append)) == 1201
     assert notices == [
-        "1 of 3 contexts is a duplicate of an earlier row; it is kept and drawn more often",
-        "1,200 of 1,201 contexts are duplicates of an earlier row; they are kept and drawn more often",
+        "1 of 3 contexts is a duplicate of an earlier one; it is kept and drawn more often "
+        "(the first: row 2, the same as row 1)",
+        "1,200 of 1,201 contexts are duplicates of earlier ones; they are kept and drawn more often "
+        "(the first: row 2, the same as row 1)",
     ]
 
 

@@ -169,7 +169,7 @@ def test_expected_reinforce_gradient_is_that_of_the_expected_reward(case: Case, 
     exact = flat_gradient(case.policy)
     epoch = case.universe.epoch(case.b, log_q, case.log_a)
     credit = Reinforce().credit(epoch, case.policy)
-    credit._weights = credit._weights * log_q.exp().flatten()  # type: ignore[attr-defined]
+    credit.weights = credit.weights * log_q.exp().flatten()  # type: ignore[attr-defined]
     assert relative_error(case.universe.credit_gradient(case.policy, credit, epoch), exact) < TOLERANCE
 
 

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 
 STAGES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("config",),
+    ("config", "files", "memory"),
     ("uniforms", "parallel", "rows", "signals"),
     ("contexts",),
     ("models",),
@@ -29,7 +29,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("rollout", "optimization"),
     ("monitoring", "heldout"),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
-    ("snapshot",),
+    ("inspection", "snapshot"),
     ("trainer",),
     ("tasks",),
     ("report",),

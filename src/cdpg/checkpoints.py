@@ -1,24 +1,17 @@
 """Checkpoints that are either whole or not there: written aside, synced, renamed, and verified when read.
 
 A checkpoint is a folder ``epoch-000123`` of safetensors files, ``state.json`` and ``manifest.json``, which holds the
-size and SHA-256 of the others and a checksum of itself. Names that start with a dot are steps on the way:
-
-- ``.writing-…``: not finished; removed by the next save.
-- ``.replaced-…``: whole, moved aside while a new one of the same epoch takes its name; used if that one is missing.
-- ``.removing-…``: given up; removed by the next save.
-
-A folder has one writer at a time (see ``RunFolder``); any number of readers may look on.
+size and SHA-256 of the others and a checksum of itself. Names that start with a dot are steps on the way (see
+``files.py``). A folder has one writer at a time (see ``RunFolder``); any number of readers may look on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cdpg.errors import RunError
+from cdpg import files
+from cdpg.errors import RunError, UserError
 
 FORMAT = 1
 """Version of the layout; a checkpoint of another version is not read."""
@@ -39,6 +33,7 @@ _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _SUFFIX = ".safetensors"
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
+_FILE = re.compile(r"[A-Za-z0-9_-]+\.(safetensors|json)")
 _READABLE = re.compile(r"(\.replaced-)?epoch-(\d{6,})")
 _CHUNK = 1 << 20
 
@@ -65,26 +60,28 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[s
     """
     if epoch < 0 or keep < 1:
         raise ValueError(f"epoch must be at least 0 and keep at least 1, not {epoch} and {keep}")
-    files = {_tensor_file(stem): _saveable(stem, named) for stem, named in tensors.items()}
+    tensor_files = {_tensor_file(stem): _saveable(stem, named) for stem, named in tensors.items()}
     state_json = _encode_state(state)
     final = folder / f"epoch-{epoch:06d}"
-    writing = folder / f".writing-{final.name}-{os.getpid()}"
+    writing = folder / f"{files.WRITING}{final.name}-{os.getpid()}"
     try:
-        _make_folder(folder)
-        tidy(folder)
-        _make_folder(writing)
-        _write_files(writing, epoch, files, state_json)
-        _publish(writing, final)
+        if not folder.is_dir():
+            files.make_folder(folder)
+            files.sync(folder.parent)
+        files.tidy(folder)
+        files.make_folder(writing)
+        _write_files(writing, epoch, tensor_files, state_json)
+        files.publish(writing, final)
     except OSError as error:
-        tidy(folder)
+        files.tidy(folder)
         raise RunError(
             f"cannot write the checkpoint of epoch {epoch} in {str(folder)!r}: {error.strerror or error}; "
             "the earlier checkpoints are intact: free some space or make the folder writable, then resume the run"
         ) from error
     except BaseException:
-        tidy(folder)
+        files.tidy(folder)
         raise
-    _prune(folder, epoch, keep)
+    prune(folder, epoch, keep)
     return final
 
 
@@ -116,67 +113,64 @@ def latest_checkpoint(folder: Path, notify: Callable[[str], None]) -> Checkpoint
     return None
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a killed writer left behind, as far as possible. For the folder's writer only."""
-    with contextlib.suppress(OSError):
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith((".writing-", ".removing-", ".replaced-")):
-                _clear_up(path)
+def find_checkpoint(folder: Path, which: bool | str | Path, notify: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint of ``folder``, ``None`` if it has none at all, or the one whose path is given.
+
+    A checkpoint goes with the logs beside it: one of another run's folder cannot be continued in this one.
+    """
+    if isinstance(which, (str, Path)):
+        path = Path(which)
+        if not path.is_dir():
+            raise UserError(f"there is no checkpoint {str(path)!r}: expected a folder such as checkpoints/epoch-000100")
+        if path.resolve().parent != folder.resolve():
+            raise UserError(
+                f"the checkpoint {str(path)!r} is not one of output_dir {str(folder.parent)!r}: set output_dir to the "
+                f"folder it belongs to; to go on elsewhere, copy that whole folder first"
+            )
+        return load_checkpoint(path)
+    checkpoint = latest_checkpoint(folder, notify)
+    if checkpoint is None and any(folder.glob("epoch-*")):
+        raise RunError(
+            f"no checkpoint in {str(folder)!r} is whole: start again in another folder, or remove them to start again "
+            f"in this one"
+        )
+    return checkpoint
+
+
+def prune(folder: Path, epoch: int, keep: int) -> None:
+    """Keep ``epoch`` and the ``keep - 1`` before it; those of later epochs belong to a run that was taken back.
+
+    A failure here is no reason to stop: the checkpoint that counts is written.
+    """
+    files.tidy(folder)
+    found = _checkpoints(folder)
+    earlier = [path for path in found if _epoch_of(path) < epoch]
+    later = [path for path in found if _epoch_of(path) > epoch]
+    for path in later + earlier[: max(0, len(earlier) - (keep - 1))]:
+        files.discard(path)
 
 
 # --- writing ---
 
 
-def _write_files(folder: Path, epoch: int, files: Tensors, state_json: bytes) -> None:
+def _write_files(folder: Path, epoch: int, tensor_files: Tensors, state_json: bytes) -> None:
     """All files of a checkpoint, each on the disk when this returns, the manifest last."""
-    for name, named in files.items():
+    for name, named in tensor_files.items():
         _write_tensors(folder / name, named)
-        _sync(folder / name)
-    _write_bytes(folder / _STATE, state_json)
-    _sync(folder / _STATE)
-    described = {name: _describe(folder / name) for name in sorted([*files, _STATE])}
-    _write_bytes(folder / _MANIFEST, _manifest_bytes({"format": FORMAT, "epoch": epoch, "files": described}))
-    _sync(folder / _MANIFEST)
-    _sync(folder)
+        files.sync(folder / name)
+    files.write_bytes(folder / _STATE, state_json)
+    files.sync(folder / _STATE)
+    described = {name: _describe(folder / name) for name in sorted([*tensor_files, _STATE])}
+    files.write_bytes(folder / _MANIFEST, _manifest_bytes({"format": FORMAT, "epoch": epoch, "files": described}))
+    files.sync(folder / _MANIFEST)
+    files.sync(folder)
 
 
-def _publish(writing: Path, final: Path) -> None:
-    """Give a written checkpoint its name. At every moment one of that epoch, if there was one, can be found."""
-    if final.exists():
-        _rename(final, final.with_name(f".replaced-{final.name}"))
-    _rename(writing, final)
-    _sync(final.parent)
-
-
-def _prune(folder: Path, epoch: int, keep: int) -> None:
-    """Keep ``epoch`` and the ``keep - 1`` before it. A failure here is no reason to stop: the checkpoint is written."""
-    tidy(folder)
-    found = _checkpoints(folder)
-    earlier = [path for path in found if _epoch_of(path) < epoch]
-    later = [path for path in found if _epoch_of(path) > epoch]
-    for path in later + earlier[: max(0, len(earlier) - (keep - 1))]:
-        _discard(path)
-
-
-def _clear_up(path: Path) -> None:
-    """Finish or undo the step that ``path``'s name stands for."""
-    original = path.with_name(path.name.removeprefix(".replaced-"))
-    if original == path:
-        with contextlib.suppress(OSError):
-            _remove_tree(path)
-    elif original.exists():
-        _discard(path)
-    else:
-        with contextlib.suppress(OSError):
-            _rename(path, original)
-
-
-def _discard(path: Path) -> None:
-    """Remove a checkpoint, renamed first: a kill half-way leaves nothing that could be taken for a whole one."""
-    removing = path.with_name(f".removing-{path.name}")
-    with contextlib.suppress(OSError):
-        _rename(path, removing)
-        _remove_tree(removing)
+def _write_tensors(path: Path, named: Mapping[str, torch.Tensor]) -> None:
+    try:
+        save_file(dict(named), path)
+    except SafetensorError as error:  # the library's name for a full disk
+        raise OSError(str(error)) from error
 
 
 def _tensor_file(stem: str) -> str:
@@ -238,6 +232,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CorruptCheckpoint(f"{str(path)!r} is damaged: its content does not match its checksum")
     if content.get("format") != FORMAT:
         raise CorruptCheckpoint(f"{str(path)!r} has format {content.get('format')!r}; this version reads {FORMAT}")
+    if not all(_FILE.fullmatch(name) for name in content["files"]):
+        raise CorruptCheckpoint(f"{str(path)!r} names files that cannot be a checkpoint's")
     return dict(content)
 
 
@@ -278,38 +274,3 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _epoch_of(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
-
-
-# --- the file system: every change goes through one of these ---
-
-
-def _make_folder(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def _write_tensors(path: Path, named: Mapping[str, torch.Tensor]) -> None:
-    try:
-        save_file(dict(named), path)
-    except SafetensorError as error:  # the library's name for a full disk
-        raise OSError(str(error)) from error
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename(source: Path, target: Path) -> None:
-    os.rename(source, target)
-
-
-def _remove_tree(path: Path) -> None:
-    shutil.rmtree(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -377,6 +378,10 @@ def _status(command: Callable[[], Any]) -> int:
         return 130
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:  # a fault of the program: told in full, but nothing in it may steer the terminal
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            console.print(Text(plain_text(line, limit=2000)), soft_wrap=True)
+        return 1
     return 0
 
 

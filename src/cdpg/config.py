@@ -37,6 +37,10 @@ _ELSEWHERE = {
 """Names that Hugging Face users try, and the setting that is meant."""
 
 
+_LEAST_EPSILON = 1e-38
+"""Without a guard Adam divides 0 by 0 for a parameter that had no gradient yet."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CDPGConfig:
     """Settings of a run, the same in Python, in YAML and after ``--set``."""
@@ -273,6 +277,8 @@ def _problems(config: CDPGConfig) -> Iterable[str]:
         value = getattr(config, key)
         if not 0 <= value < float("inf"):
             yield f"{key} must be a finite number of at least 0, not {value}"
+    if config.adam_epsilon < _LEAST_EPSILON:
+        yield f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 tells from 0, not {config.adam_epsilon}"
     for key in ("ziegler_target_kl", "ziegler_clip"):
         if not 0 < getattr(config, key) < float("inf"):
             yield f"{key} must be above 0 and finite, not {getattr(config, key)}"

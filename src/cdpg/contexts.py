@@ -229,13 +229,20 @@ def _check_strings(value: Any, where: str, depth: int = 0) -> None:
 
 
 def _tell_duplicates(contexts: Sequence[Context], notify: Notify) -> None:
-    duplicates = len(contexts) - len({hashlib.sha256(_canonical_line(context)).digest() for context in contexts})
-    if duplicates:
-        many = f"{duplicates:,} of {len(contexts):,} contexts"
-        if duplicates == 1:
-            notify(f"{many} is a duplicate of an earlier row; it is kept and drawn more often")
-        else:
-            notify(f"{many} are duplicates of an earlier row; they are kept and drawn more often")
+    seen: dict[bytes, int] = {}
+    pairs = []
+    for context in contexts:
+        digest = hashlib.sha256(_canonical_line(context)).digest()
+        if digest in seen:
+            pairs.append((context.row, seen[digest]))
+        seen.setdefault(digest, context.row)
+    if pairs:
+        one = len(pairs) == 1
+        what = "is a duplicate of an earlier one; it is" if one else "are duplicates of earlier ones; they are"
+        notify(
+            f"{len(pairs):,} of {len(contexts):,} contexts {what} kept and drawn more often "
+            f"(the first: row {pairs[0][0]}, the same as row {pairs[0][1]})"
+        )
 
 
 # A form of any value that is the same on every machine.

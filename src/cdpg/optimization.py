@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from cdpg import memory
 from cdpg.config import CDPGConfig
 from cdpg.models.base import LanguageModel
 from cdpg.objectives.base import Credit, Epoch, Objective
 from cdpg.parallel import Processes
 from cdpg.scoring import plan_passes, prompts_and_rows
 from cdpg.uniforms import UniformStream
+
+
+@dataclass(frozen=True)
+class RefusedStep:
+    """A step that was not taken, or that should not have been."""
+
+    rows: Tensor
+    """``[row]``: its flat rows, of all processes."""
+    loss: float
+    grad_norm: float
+    weights: Tensor | None
+    """``[row]``: the coefficient of each of this process's samples in the epoch; None where there is no single one."""
+    weights_finite: bool
+    """Whether the model's parameters are still finite."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +44,18 @@ class StepSummary:
     steps: int
     skipped: int
     """Steps without a satisfying sample: not a bit of a parameter or a moment changes."""
-    nonfinite: int
-    """Steps whose gradient was not finite: skipped likewise."""
+    refused: tuple[RefusedStep, ...] = ()
+    """Steps whose loss or gradient was not finite, or too large to be squared: skipped likewise."""
+
+    @property
+    def nonfinite(self) -> int:
+        """How many were refused."""
+        return len(self.refused)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a step left parameters that are not finite: nothing can be done with them."""
+        return any(not step.weights_finite for step in self.refused)
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> torch.optim.Adam:
@@ -75,29 +101,53 @@ class Updater:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, epoch.number)
-        credit = self.objective.credit(epoch, self.policy)
+        with self._memory():
+            credit = self.objective.credit(epoch, self.policy)
         samples = epoch.b.numel()
         batch_size = self.config.batch_size or samples
         divisor = credit.units * batch_size / samples
-        losses, norms, skipped, nonfinite = [], [], 0, 0
+        losses, norms, skipped, refused = [], [], 0, list[RefusedStep]()
         for batch in self._batches(epoch, batch_size):
             if not credit.active[batch].any():
                 skipped += 1
                 continue
-            loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
-            if math.isfinite(norm):
-                self.optimizer.step()
+            with self._memory():
+                loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
+            taken = self._safe(loss, norm)
+            if taken and self._step():
                 losses.append(loss)
                 norms.append(norm)
-            else:
-                nonfinite += 1
+                continue
+            refused.append(RefusedStep(batch, loss, norm, credit.weights, weights_finite=not taken))
+            if taken:
+                break  # and it has left parameters that are beyond repair
         steps = len(losses)
         return StepSummary(
             loss=sum(losses) / steps if steps else None,
             grad_norm=sum(norms) / steps if steps else None,
             steps=steps,
             skipped=skipped,
-            nonfinite=nonfinite,
+            refused=tuple(refused),
+        )
+
+    def _safe(self, loss: float, norm: float) -> bool:
+        """Whether a step leaves Adam's moments finite: they hold the squares of what is left after clipping."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return False
+        largest = torch.finfo(self.parameters[0].dtype).max ** 0.5
+        return bool(min(norm, self.config.max_grad_norm or math.inf) < largest)
+
+    def _step(self) -> bool:
+        """Take it; whether all parameters are finite after it."""
+        with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (peft_config)"):
+            self.optimizer.step()
+        return bool(nn.utils.get_total_norm([p.detach() for p in self.parameters]).isfinite())
+
+    def _memory(self) -> AbstractContextManager[None]:
+        tokens = self.config.tokens_per_pass
+        return memory.needed_for(
+            "computing the gradient",
+            f"lower tokens_per_pass (now {tokens}) or max_completion_length, or shorten the longest contexts",
         )
 
     def _batches(self, epoch: Epoch, batch_size: int) -> Iterator[Tensor]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +25,8 @@ _FREE = frozenset(
     | {"trust_remote_code", "warmup_epochs", "evaluate_at_end", "evaluation_contexts", "evaluation_samples"}
 )
 """Settings that a resumed run may change without changing what it computes; the warm-up is compared as it works out."""
+_ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
+"""Settings that change the order of sums, and so the last bits of a result: allowed, as memory may call for it."""
 
 
 def origin(
@@ -56,20 +62,23 @@ def weights_digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> None:
-    """Refuse to continue a run under settings, a model or data that would make it another one; all changes named."""
+def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
+    """Refuse to continue a run under settings, a model or data that would make it another one; all changes named.
+
+    What may change but is not without effect is returned, a sentence each, to be told.
+    """
     then = CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in vars(config)})
     changes = [
         f"{key} was {value!r} and is {getattr(config, key)!r}"
         for key, value in vars(then).items()
-        if key not in _FREE and value != getattr(config, key)
+        if key not in _FREE | _ROUNDING and value != getattr(config, key)
     ]
     if then.warmup != config.warmup:
         changes.append(f"the warm-up was {then.warmup} epochs and is {config.warmup}: set warmup_epochs")
     before = state["origin"]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
-        for key in ("model", "base", "device", "processes", "constraints", "stop", "contexts", "threads")
+        for key in ("model", "base", "device", "processes", "constraints", "stop", "contexts")
         if before[key] != now[key]
     ]
     if changes:
@@ -77,6 +86,39 @@ def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str,
             f"this run cannot be continued as asked, because the result would be another: {'; '.join(changes)}. "
             f"Give what it was started with, or start in another folder"
         )
+    return _rounding(then, config, before, now)
+
+
+def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What changed and may change the last bits of the result."""
+    changes = [
+        f"{key} was {getattr(then, key)} and is {getattr(config, key)}"
+        for key in sorted(_ROUNDING)
+        if getattr(then, key) != getattr(config, key)
+    ]
+    if before["threads"] != now["threads"]:
+        changes.append(f"the number of threads was {before['threads']} and is {now['threads']}")
+    changes += [
+        f"{package} was {before['versions'].get(package)} and is {version}"
+        for package, version in now["versions"].items()
+        if before["versions"].get(package) != version
+    ]
+    if not changes:
+        return []
+    return [f"the last bits of the result may differ from those of an uninterrupted run: {'; '.join(changes)}"]
+
+
+def how_to_resume(command: str | None) -> str:
+    """What to type, or to call, to continue the run that ``command`` started."""
+    if command is None:
+        return "train(resume_from_checkpoint=True)"
+    program, *arguments = shlex.split(command)
+    if Path(program).name == "__main__.py":
+        start = [sys.executable, "-m", "cdpg"]
+    else:
+        name = Path(program).name
+        start = [name if shutil.which(name) else program]
+    return shlex.join([*start, *arguments, *([] if "--resume" in arguments else ["--resume"])])
 
 
 def _versions() -> dict[str, str]:

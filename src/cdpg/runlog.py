@@ -9,13 +9,15 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 import yaml
+from safetensors import SafetensorError
 
+from cdpg import files
 from cdpg.errors import RunError, UserError
 
 _UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -65,14 +67,25 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def nonfinite(self) -> Path:
+        """Folder of batches whose loss or gradient was not finite, kept for inspection."""
+        return self.path / "nonfinite"
+
+    @property
     def report(self) -> Path:
         """The report."""
         return self.path / "report.html"
 
     def holds_run(self) -> bool:
         """Whether a run has left metrics or a checkpoint here."""
-        has_metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        return has_metrics or any(self.checkpoints.glob("epoch-*"))
+        try:
+            has_metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
+            return has_metrics or any(self.checkpoints.glob("epoch-*"))
+        except OSError as error:
+            raise UserError(
+                f"cannot look into the output folder {str(self.path)!r}: {error.strerror or error}; "
+                "make it readable, or choose another with --output-dir"
+            ) from error
 
     def require_fresh(self) -> None:
         """Refuse a folder that holds a run already; for a run that does not resume one."""
@@ -85,6 +98,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_links()
             self._lock = _locked(self.path / ".lock")
         except (FileExistsError, NotADirectoryError) as error:
             raise UserError(f"the output folder {str(self.path)!r} is a file, or lies below one") from error
@@ -95,12 +109,24 @@ class RunFolder:
             ) from error
         # A forked worker that outlives a killed run must not go on holding the lock.
         os.register_at_fork(after_in_child=self._let_go)
+        files.tidy(self.path)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._let_go()
+
+    def _refuse_links(self) -> None:
+        """Nothing that a run writes may lead out of its folder."""
+        written = (
+            *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
+            *(self.nonfinite, self.evaluations, self.path / ".lock"),
+        )
+        files.refuse_links(self.path, [path.name for path in written])
+        for folder in (self.checkpoints, self.nonfinite):
+            if folder.is_dir():
+                files.refuse_links(folder, os.listdir(folder))
 
     def _let_go(self) -> None:
         if self._lock is not None:
@@ -110,7 +136,7 @@ class RunFolder:
 
 def _locked(path: Path) -> int:
     """A descriptor that holds the lock until it is closed or the process dies, or a UserError naming who has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
@@ -140,8 +166,7 @@ class JsonlFile:
         line = encode(_ordered(record)) + b"\n"
         start = self.position()
         try:
-            with self.path.open("ab") as file:
-                file.write(line)
+            files.append_bytes(self.path, line)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, start)
@@ -174,8 +199,8 @@ class JsonlFile:
         if not self.path.exists():
             return
         try:
-            _sync(self.path)
-            _sync(self.path.parent)
+            files.sync(self.path)
+            files.sync(self.path.parent)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
 
@@ -235,6 +260,20 @@ def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
     _write_atomically(path, text.encode("ascii"))
 
 
+def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let ``write`` fill a folder, which takes the name ``path`` once it is whole and on the disk."""
+    writing = path.with_name(f"{files.WRITING}{path.name}-{os.getpid()}")
+    try:
+        files.make_folder(writing)
+        write(writing)
+        files.sync_tree(writing)
+        files.publish(writing, path)
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk is called there
+        raise _cannot_write(path, error) from error
+    finally:
+        files.tidy(path.parent, path.name)
+
+
 def encode(obj: Any, indent: int | None = None) -> bytes:
     """Strict JSON in UTF-8: null for NaN and infinities, escapes for lone surrogates and control characters."""
     text = json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False, indent=indent)
@@ -266,26 +305,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old content or the new, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        files.replace_file(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _cannot_write(path, error) from error
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _cannot_write(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space or make it writable")
+def _cannot_write(path: Path, error: Exception) -> RunError:
+    reason = getattr(error, "strerror", None) or error
+    return RunError(f"cannot write {str(path)!r}: {reason}; free some space or make it writable")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cdpg import memory
 from cdpg.contexts import Context
 from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, Prompt, Rows
@@ -133,7 +134,8 @@ def sample_chunks(
     """
     by_length = sorted(range(len(prompts)), key=lambda slot: len(prompts[slot]))
     rows = [slot * samples_per_context + sample for slot in by_length for sample in range(samples_per_context)]
-    with model.sampling(min(len(rows), rows_per_pass)):
+    advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
+    with memory.needed_for("sampling", advice), model.sampling(min(len(rows), rows_per_pass)):
         for start in range(0, len(rows), rows_per_pass):
             part = np.array(rows[start : start + rows_per_pass])
             slots, index = np.unique(part // samples_per_context, return_inverse=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from cdpg import memory
 from cdpg.models.base import LanguageModel, Prompt, Rows
 from cdpg.sampling import Samples
 
@@ -79,6 +80,7 @@ def score_samples(model: LanguageModel, samples: Samples, rows: Tensor, tokens_p
     scores = torch.zeros_like(samples.token_log_q)
     flat = scores.flatten(0, 1)
     for part in plan_passes(samples, rows, tokens_per_pass):
-        log_probs = model.score(*prompts_and_rows(samples, part)).log_probs
+        with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"):
+            log_probs = model.score(*prompts_and_rows(samples, part)).log_probs
         flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)
     return scores

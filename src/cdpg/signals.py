@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+_NOTICE = "\nfinishing this epoch and writing a checkpoint; press Ctrl-C again to stop at once\n"
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -32,4 +36,12 @@ class GentleStop:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.received is None:
+            _tell(_NOTICE)
         self.received = number
+
+
+def _tell(text: str) -> None:
+    # Straight to the descriptor: a handler may run in the midst of a write to the stream.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), text.encode("ascii"))

@@ -17,9 +17,9 @@ from accelerate.tracking import get_available_trackers
 from rich.console import Console
 from torch import nn
 
-from cdpg import provenance
+from cdpg import files, memory, provenance
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint, tidy
+from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
@@ -27,6 +27,7 @@ from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
 from cdpg.heldout import TUNED, Examination, HeldOut
+from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.monitoring import metrics_record, sample_records
@@ -35,7 +36,7 @@ from cdpg.optimization import Updater, learning_rate, make_optimizer
 from cdpg.parallel import Processes
 from cdpg.progress import Progress
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.runlog import JsonlFile, RunFolder, costs, write_json, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, costs, write_folder, write_json, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -147,19 +148,22 @@ class CDPGTrainer:
                 if nonfinite_epochs == _NONFINITE_LIMIT:
                     raise RunError(
                         f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
-                        f"the last checkpoint is of epoch {number}"
+                        f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
                     )
                 if signalled:
                     # Another process may have heard the signal that this one did not.
                     cause = stop.received or signal.SIGTERM
-                    raise Interrupted(f"stopped after epoch {number}; continue with --resume", cause)
+                    how = provenance.how_to_resume(self._origin["command"])
+                    raise Interrupted(
+                        f"stopped after epoch {number}, a checkpoint is written; continue with: {how}", cause
+                    )
                 if ending:
                     break
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
             if self.eval_contexts and self.args.evaluate_at_end:
-                self.evaluate(lambda text: _tell(progress, stop, text))
+                self.evaluate(lambda text: self._tell(progress, stop, text))
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
@@ -181,9 +185,11 @@ class CDPGTrainer:
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
-        path = self.folder.model if output_dir is None else Path(output_dir)
-        self.policy.save(path)
-        return path
+        if output_dir is None:
+            write_folder(self.folder.model, self.policy.save)
+            return self.folder.model
+        self.policy.save(Path(output_dir))  # not replaced: it may hold what is not ours
+        return Path(output_dir)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> None:
         """Upload the tuned model and its tokenizer."""
@@ -207,6 +213,13 @@ class CDPGTrainer:
         )
         summary = self._updater.update(epoch)
         watch.lap("gradient")
+        if summary.refused and self.processes.is_main:
+            keep_refused(self.folder.nonfinite, epoch, summary)
+        if summary.broken:
+            raise RunError(
+                f"a step of epoch {number} left weights that are not finite: lower learning_rate or set max_grad_norm; "
+                f"the batch is in {str(self.folder.nonfinite)!r}, the checkpoints are those from before"
+            )
         record = metrics_record(
             epoch, summary, self.objective, learning_rate(self.args, number), self.args.partition_epsilon
         )
@@ -236,45 +249,41 @@ class CDPGTrainer:
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.call("on_evaluate", metrics=means)
 
+    def _tell(self, progress: Progress, stop: GentleStop, text: str) -> None:
+        """Show how far the last evaluation is. It may be cut short: the run itself is whole on the disk by then."""
+        if stop.received is not None:
+            how = provenance.how_to_resume(self._origin["command"])
+            raise Interrupted(f"stopped before the evaluation was done; continue with: {how}", stop.received)
+        progress.working(text)
+
     def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
-        checkpoint = self._find_checkpoint(resume, progress)
+        checkpoint = find_checkpoint(self.folder.checkpoints, resume, progress.note) if resume else None
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used = True
         if checkpoint is not None:
-            provenance.check_resume(checkpoint.state, self.args, self._origin)
+            for notice in provenance.check_resume(checkpoint.state, self.args, self._origin):
+                progress.note(notice)
             self._trainable.restore(checkpoint)
             self.processes.wait()  # nobody may still be reading what is tidied up below
             progress.note(f"continuing after epoch {checkpoint.epoch}")
         if self.processes.is_main:
             if not resume:
                 self.folder.require_fresh()
-            tidy(self.folder.checkpoints)
+            files.tidy(self.folder.checkpoints)
+            if checkpoint is not None:
+                # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
+                prune(self.folder.checkpoints, checkpoint.epoch, self.args.keep_checkpoints)
             for name, file in self._logs.items():
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
-        if checkpoint is not None and not isinstance(resume, bool):
-            self._save_checkpoint(checkpoint.epoch)  # the run is taken back: what came later goes
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=_tracker_config(self.args))
         self.processes.wait()
         if checkpoint is None:
             self._evaluate_along(0, progress)
         return 0 if checkpoint is None else checkpoint.epoch
-
-    def _find_checkpoint(self, resume: bool | str | Path | None, progress: Progress) -> Checkpoint | None:
-        if not resume:
-            return None
-        if isinstance(resume, (str, Path)):
-            return load_checkpoint(Path(resume))
-        checkpoint = latest_checkpoint(self.folder.checkpoints, progress.note)
-        if checkpoint is None and any(self.folder.checkpoints.glob("epoch-*")):
-            raise RunError(
-                f"no checkpoint in {str(self.folder.checkpoints)!r} is whole: start again in another folder, or remove "
-                f"them to start again in this one"
-            )
-        return checkpoint
 
     def _save_checkpoint(self, number: int) -> None:
         """Write what a resumed run needs; the logs reach the disk first."""
@@ -316,11 +325,9 @@ def _policy_and_base(
         base.module.requires_grad_(False)
         return model, base
     device = processes.accelerator.device if config.device == "auto" else None
-    policy = load_model(model, config, tokenizer, device, peft_config)
-    if policy.has_adapters:
-        return policy, policy
-    base = policy.frozen_copy()
-    return policy, base
+    with memory.needed_for("loading the model", "use a smaller model, or adapters (peft_config), which need no copy"):
+        policy = load_model(model, config, tokenizer, device, peft_config)
+        return policy, policy if policy.has_adapters else policy.frozen_copy()
 
 
 def _model_name(policy: LanguageModel) -> str:
@@ -335,13 +342,6 @@ def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
 
 def _progress(epochs: int, main: bool) -> Progress:
     return Progress(epochs) if main else Progress(epochs, Console(file=StringIO()))
-
-
-def _tell(progress: Progress, stop: GentleStop, text: str) -> None:
-    """Show how far the last evaluation is. It may be cut short: the run itself is whole on the disk by then."""
-    if stop.received is not None:
-        raise Interrupted("stopped before the evaluation was done; continue with --resume", stop.received)
-    progress.working(text)
 
 
 def _unheard(message: str) -> None:

@@ -128,12 +128,28 @@ def check_precision(config: CDPGConfig, device: torch.device) -> None:
 
 def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Module:
     try:
+        _refuse_pickles(Path(name))
         settings = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         kind: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
-        module: nn.Module = kind.from_pretrained(name, dtype=dtype, trust_remote_code=config.trust_remote_code)
+        module: nn.Module = kind.from_pretrained(
+            name, dtype=dtype, trust_remote_code=config.trust_remote_code, use_safetensors=True
+        )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the model {name!r}: {_first_line(error)}{_where_looked(name)}") from error
     return module
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Weights are read from safetensors alone: a pickle may run any code when it is read."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    for kind, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
+        pickles = [name for name in names if name.startswith(kind) and name.endswith(".bin")]
+        if pickles and not any(name.startswith(safe) and name.endswith(".safetensors") for name in names):
+            raise UserError(
+                f"{str(folder / pickles[0])!r} is a pickle, which may run any code when it is read, and there is no "
+                f"{safe}.safetensors beside it: convert it where you trust it, by loading the model with Transformers "
+                f"and calling save_pretrained"
+            )
 
 
 def _load_tokenizer(name: str, config: CDPGConfig) -> Any:

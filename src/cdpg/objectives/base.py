@@ -70,6 +70,8 @@ class Credit(ABC):
 
     active: Tensor
     """``[row]`` over all processes: whether the row has any gradient."""
+    weights: Tensor | None = None
+    """``[row]`` of this process: the coefficient of each sample; None where a sample has no single one."""
     units: float
     """What the epoch's summed loss is divided by to make it a mean: valid samples, or their tokens."""
 
@@ -124,13 +126,13 @@ class WeightedCredit(Credit):
     def __init__(self, epoch: Epoch, weights: Tensor, follows_policy: bool) -> None:
         self.active = (weights != 0).flatten()
         self.units = float(epoch.valid.sum())
-        self._weights = epoch.own(weights.detach())
+        self.weights: Tensor = epoch.own(weights.detach())
         self._log_q = epoch.own(epoch.log_q) if follows_policy else None
 
     def loss(self, rows: Tensor, scores: TokenScores) -> Tensor:
         """−Σ w · log π, no gradient through w."""
         log_policy = scores.log_prob()
-        weights = self._weights[rows].to(log_policy)
+        weights = self.weights[rows].to(log_policy)
         if self._log_q is not None:
             weights = weights * torch.exp(log_policy.detach() - self._log_q[rows].to(log_policy))
         return -(weights * log_policy).sum()

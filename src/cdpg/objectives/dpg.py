@@ -30,8 +30,10 @@ class DPG(WeightedObjective):
         return self.ratio_sum / self.count if self.count else 0.0
 
     def weights(self, epoch: Epoch) -> Tensor:
-        self.ratio_sum += float(epoch.log_ratio.exp().sum())
-        self.count += int(epoch.valid.sum())
+        ratio_sum = float(epoch.log_ratio.exp().sum())
+        if math.isfinite(ratio_sum):  # else the epoch gives no step, and must not spoil the mean for good
+            self.ratio_sum += ratio_sum
+            self.count += int(epoch.valid.sum())
         log_z = torch.tensor(math.log(self.z) if self.z > 0 else -math.inf, dtype=torch.float64)
         return partition.weights(epoch.log_ratio, log_z, self.epsilon)
 

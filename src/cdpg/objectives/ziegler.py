@@ -7,6 +7,7 @@ head is a linear map of the policy's states that starts at 0 and shares the poli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -112,6 +113,8 @@ class Ziegler(Objective):
     def _adapt_beta(self, epoch: Epoch) -> None:
         self.beta_used = self.beta
         self.kl = float((epoch.log_q - epoch.log_a)[epoch.valid].mean())
+        if math.isnan(self.kl):
+            return  # the epoch gives no step, and must not spoil β for good
         samples = int(epoch.valid.sum())
         self.beta = adapted_beta(
             self.beta, self.kl, self.config.ziegler_target_kl, samples, self.config.ziegler_horizon

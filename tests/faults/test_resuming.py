@@ -1,0 +1,140 @@
+"""Resuming under other circumstances: refused, or accepted with a word on what changed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cdpg import CDPGConfig, CDPGTrainer, provenance
+from cdpg.errors import RunError, UserError
+from cdpg.runlog import read_jsonl
+from enumeration import contexts_of, tabular
+
+CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
+
+
+def has_a(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    return ["a" in completion for completion in completions]
+
+
+def odd(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    return [len(completion) % 2 == 1 for completion in completions]
+
+
+def make(folder: Path, data: Any = CONTEXTS, model: int = 4, constraint: Any = has_a, **changes: Any) -> CDPGTrainer:
+    values: dict[str, Any] = {
+        "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3, "learning_rate": 0.05,
+        "save_every": 2, "device": "cpu", "warmup_epochs": 0,
+    }  # fmt: skip
+    config = CDPGConfig(output_dir=str(folder), **(values | changes))
+    return CDPGTrainer(tabular(model), constraint, config, train_dataset=data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    make(tmp_path / "run").train()
+    return tmp_path / "run"
+
+
+def epochs(folder: Path) -> list[int]:
+    return [record["epoch"] for record in read_jsonl(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"learning_rate": 0.1}, "learning_rate was 0.05 and is 0.1"),
+        ({"seed": 1}, "seed was 0 and is 1"),
+        ({"method": "dpg"}, "method was 'cdpg' and is 'dpg'"),
+        ({"model": 5}, "the base changed"),
+        ({"constraint": odd}, "the constraints changed"),
+        ({"data": CONTEXTS[:2]}, "the contexts changed"),
+        ({"data": CONTEXTS[::-1]}, "the contexts changed"),
+        ({"data": [{**row, "note": 1} for row in CONTEXTS]}, "the contexts changed"),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused_and_named(run: Path, change: dict[str, Any], told: str) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(UserError, match=told):
+        make(run, epochs=6, **change).train(resume_from_checkpoint=True)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.parametrize("change", [{"tokens_per_pass": 7}, {"rows_per_pass": 5}])
+def test_what_memory_may_call_for_is_accepted_aloud(
+    run: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(run, epochs=6, **change).train(resume_from_checkpoint=True)
+    ((name, value),) = change.items()
+    told = capsys.readouterr().err
+    assert "the last bits of the result may differ" in told
+    assert f"{name} was {getattr(CDPGConfig(), name)} and is {value}" in told
+    assert epochs(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_another_number_of_threads_is_accepted_aloud(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        make(run, epochs=6).train(resume_from_checkpoint=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"the number of threads was {threads} and is {threads + 1}" in capsys.readouterr().err
+    assert epochs(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_other_versions_are_told(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = provenance.origin
+    monkeypatch.setattr(
+        provenance, "origin", lambda *given: (o := original(*given)) | {"versions": o["versions"] | {"torch": "0.0"}}
+    )
+    make(run, epochs=5).train(resume_from_checkpoint=True)
+    assert "and is 0.0" in capsys.readouterr().err
+
+
+def test_nothing_changed_and_nothing_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    make(run, epochs=6).train(resume_from_checkpoint=True)
+    assert "last bits" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_folder_is_refused_with_what_to_do(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="set output_dir to the folder it belongs to; to go on elsewhere, copy"):
+        make(tmp_path / "other", epochs=6).train(resume_from_checkpoint=run / "checkpoints" / "epoch-000004")
+    shutil.copytree(run, tmp_path / "copy")
+    make(tmp_path / "copy", epochs=6).train(resume_from_checkpoint=tmp_path / "copy" / "checkpoints" / "epoch-000004")
+    make(run, epochs=6).train(resume_from_checkpoint=True)
+    assert epochs(tmp_path / "copy") == epochs(run) == [1, 2, 3, 4, 5, 6]
+    ends = [folder / "checkpoints" / "epoch-000006" / "weights.safetensors" for folder in (run, tmp_path / "copy")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+def test_a_checkpoint_that_is_not_there(run: Path) -> None:
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        make(run).train(resume_from_checkpoint=run / "checkpoints" / "epoch-000003")
+
+
+def test_logs_that_were_tampered_with_are_refused(run: Path) -> None:
+    with (run / "samples.jsonl").open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(RunError, match=r"samples\.jsonl' was changed since the checkpoint"):
+        make(run, epochs=6).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (None, "train(resume_from_checkpoint=True)"),
+        ("/x/cdpg/__main__.py run 'a b.yaml'", "-m cdpg run 'a b.yaml' --resume"),
+        ("/nowhere/bin/cdpg-x run a.yaml --resume", "/nowhere/bin/cdpg-x run a.yaml --resume"),
+        ("/bin/sh run", "sh run --resume"),
+    ],
+)
+def test_the_command_to_resume(command: str | None, expected: str) -> None:
+    assert provenance.how_to_resume(command).endswith(expected)

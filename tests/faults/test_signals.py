@@ -1,0 +1,103 @@
+"""SIGTERM and Ctrl-C as a shell sends them to the command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tiny
+from cdpg.checkpoints import load_checkpoint
+from cdpg.runlog import read_jsonl
+
+CHECKS = """
+import time
+from pathlib import Path
+
+def even(prompts, completions, **columns):
+    if Path("slow").exists():
+        Path("slow-now").touch()
+        time.sleep(60)
+    return [len(c) % 2 == 0 for c in completions]
+"""
+SETTINGS = "max_completion_length=6 num_generations=4 contexts_per_epoch=2 warmup_epochs=0 save_every=1000".split()
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    tiny.save(tmp_path / "llama", "llama")
+    (tmp_path / "contexts.csv").write_text("prompt\ntwo dogs\nthree cats and a dog\n", encoding="utf-8")
+    (tmp_path / "checks.py").write_text(CHECKS, encoding="utf-8")
+    return tmp_path
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cdpg", "run", "--model", "llama", "--contexts", "contexts.csv"]
+    command += ["--constraint", "checks:even", "--epochs", "1000000", "--output-dir", "a run's folder"]
+    for setting in SETTINGS:
+        command += ["--set", setting]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment())
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def lines(folder: Path) -> int:
+    metrics = folder / "a run's folder" / "metrics.jsonl"
+    return sum(1 for _ in read_jsonl(metrics)) if metrics.exists() else 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_epoch_ends_a_checkpoint_is_written_and_the_command_to_resume_works(
+    workplace: Path, number: int, status: int
+) -> None:
+    process = start(workplace)
+    wait_for(lambda: lines(workplace) >= 2, "epochs")
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == status, stderr
+    assert "press Ctrl-C again to stop at once" in stderr
+    done = lines(workplace)
+    (path,) = (workplace / "a run's folder" / "checkpoints").iterdir()
+    assert load_checkpoint(path).epoch == done
+    assert f"stopped after epoch {done}" in stderr
+    command = stderr.partition("continue with: ")[2].strip()
+    assert "'a run'\"'\"'s folder'" in command
+    resumed = subprocess.run(
+        [*shlex.split(command), "--epochs", str(done + 1)],
+        cwd=workplace, capture_output=True, text=True, timeout=120, env=environment(),
+    )  # fmt: skip
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"continuing after epoch {done}" in resumed.stderr
+    assert lines(workplace) == done + 1
+
+
+def test_a_second_ctrl_c_stops_at_once(workplace: Path) -> None:
+    process = start(workplace)
+    wait_for(lambda: lines(workplace) >= 1, "an epoch")
+    (workplace / "slow").touch()
+    wait_for((workplace / "slow-now").exists, "a slow check")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1.5)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert time.monotonic() - started < 10
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
