@@ -1,4 +1,4 @@
-"""What an epoch leaves in ``metrics.jsonl`` and ``samples.jsonl``."""
+"""What an epoch leaves in ``metrics.jsonl``, ``samples.jsonl`` and ``failures.jsonl``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ def metrics_record(
         "steps_skipped": summary.skipped,
         "steps_nonfinite": summary.nonfinite,
         "tokens": int(epoch.lengths.sum()),
+        "checks_failed": int((~epoch.valid).sum()),
+        "checks_exhausted": sum(count for kind, count in epoch.checks.items() if kind.startswith("exhausted_")),
+        **{f"checks_{kind}": count for kind, count in epoch.checks.items()},
         **objective.metrics(),
     }
 
@@ -69,6 +72,29 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
                 "log_ratio": _number(log_ratio[row]),
                 "tokens": int(samples.lengths.flatten()[row]),
                 "ended": bool(samples.ended.flatten()[row]),
+            }
+        )
+    return records
+
+
+def failure_records(epoch: Epoch) -> list[dict[str, Any]]:
+    """One of this process's samples for each way in which a check failed."""
+    samples = epoch.samples
+    examples = {(failure.constraint, failure.kind): row for row, failure in reversed(epoch.failures.items())}
+    records = []
+    for row in sorted(examples.values()):
+        failure = epoch.failures[row]
+        context, sample = divmod(row, samples.shape[1])
+        records.append(
+            {
+                "epoch": epoch.number,
+                "row": samples.contexts[context].row,
+                "sample": sample,
+                "constraint": failure.constraint,
+                "kind": failure.kind,
+                "detail": failure.detail,
+                "prompt": samples.contexts[context].prompt,
+                "completion": samples.texts[context][sample],
             }
         )
     return records

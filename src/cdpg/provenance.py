@@ -18,7 +18,7 @@ from cdpg.errors import UserError
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
 _FREE = frozenset(
     {"output_dir", "epochs", "save_every", "keep_checkpoints", "evaluate_every", "log_samples", "report_to"}
-    | {"trust_remote_code", "warmup_epochs"}
+    | {"trust_remote_code", "warmup_epochs", "check_workers", "check_seconds", "check_memory", "check_failures"}
 )
 """Settings that a resumed run may change without changing what it computes; the warm-up is compared as it works out."""
 

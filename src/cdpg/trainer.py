@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
 from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.failures import FailureLog
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
+from cdpg.objectives.base import Epoch
 from cdpg.optimization import Updater, learning_rate, make_optimizer
 from cdpg.parallel import Processes
 from cdpg.progress import Progress
@@ -36,6 +39,7 @@ from cdpg.runlog import JsonlFile, RunFolder, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
+from cdpg.workers.limits import Limits
 
 _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
@@ -69,7 +73,7 @@ class CDPGTrainer:
         self.args = args or CDPGConfig()
         if train_dataset is None:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
-        self.judge = Judge(constraints)
+        self.judge = Judge(constraints, Limits.of(self.args, _processes_here()))  # first: it may have to fork
         self.processes = Processes(_accelerator(self.args))
         self.policy, self.base = _policy_and_base(model, self.args, self.processes, processing_class, peft_config)
         self.contexts = load_contexts(train_dataset)
@@ -89,6 +93,7 @@ class CDPGTrainer:
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main)
         self.folder = RunFolder(self.args.output_dir)
         self._metrics, self._samples = JsonlFile(self.folder.metrics), JsonlFile(self.folder.samples)
+        self._failures = FailureLog(self.folder.failures, self.args.check_failures)
         self._origin = provenance.origin(
             model if isinstance(model, str) else _model_name(self.policy),
             self.base.module,
@@ -113,13 +118,20 @@ class CDPGTrainer:
         """
         record: dict[str, Any] = {}
         main = self.processes.is_main
-        with _hold(self.folder, main), GentleStop() as stop, _progress(self.args.epochs, main) as progress:
+        with (
+            _hold(self.folder, main),
+            closing(self.judge),
+            GentleStop() as stop,
+            _progress(self.args.epochs, main) as progress,
+        ):
             done = self._begin(resume_from_checkpoint, progress)
             self._callbacks.call("on_train_begin")
+            self._tell_checks({}, progress)
             nonfinite_epochs = 0
             for number in range(done + 1, self.args.epochs + 1):
                 record = self._epoch(number)
                 progress.update(record)
+                self._tell_checks(record, progress)
                 signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
                 wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
                 ending = number == self.args.epochs or signalled or wanted
@@ -140,6 +152,7 @@ class CDPGTrainer:
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
+                self._failures.tell_all(self.folder.metrics, progress.note)
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
@@ -171,6 +184,7 @@ class CDPGTrainer:
             self.objective.scores_every_sample,
             watch,
         )
+        self._require_checks(epoch)
         summary = self._updater.update(epoch)
         watch.lap("gradient")
         record = metrics_record(
@@ -182,11 +196,27 @@ class CDPGTrainer:
             self._metrics.append(record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
                 self._samples.append(sample)
+            self._failures.append(epoch)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.epoch_end(record)
         return record
+
+    def _require_checks(self, epoch: Epoch) -> None:
+        """End the run, with a checkpoint of what came before, if the checks of an epoch cannot be relied upon."""
+        problem = self._failures.too_many(epoch)
+        if problem is not None:
+            if epoch.number > 1:
+                self._save_checkpoint(epoch.number - 1)
+            if self.processes.is_main:
+                self._failures.append(epoch)
+            raise RunError(problem)
+
+    def _tell_checks(self, record: Mapping[str, Any], progress: Progress) -> None:
+        while self.judge.notices:
+            progress.note(self.judge.notices.pop(0))
+        self._failures.tell(record, progress.note)
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
@@ -207,8 +237,8 @@ class CDPGTrainer:
             if not resume:
                 self.folder.require_fresh()
             tidy(self.folder.checkpoints)
-            for name, file in (("metrics", self._metrics), ("samples", self._samples)):
-                file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
+            for name, file in self._logs().items():
+                file.truncate(0 if checkpoint is None else checkpoint.state["positions"].get(name, 0))
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if checkpoint is not None and not isinstance(resume, bool):
             self._save_checkpoint(checkpoint.epoch)  # the run is taken back: what came later goes
@@ -230,21 +260,31 @@ class CDPGTrainer:
             )
         return checkpoint
 
+    def _logs(self) -> dict[str, JsonlFile]:
+        """The files whose length a checkpoint records."""
+        return {"metrics": self._metrics, "samples": self._samples, "failures": self._failures.file}
+
     def _save_checkpoint(self, number: int) -> None:
         """Write what a resumed run needs; the logs reach the disk first."""
         if self.processes.is_main:
-            for file in (self._metrics, self._samples):
+            for file in self._logs().values():
                 file.sync()
             state: Mapping[str, Any] = {
                 "config": self.args.to_mapping(),
                 "origin": self._origin,
                 "objective": self.objective.state(),
-                "positions": {"metrics": self._metrics.position(), "samples": self._samples.position()},
+                "positions": {name: file.position() for name, file in self._logs().items()},
             }
             tensors = self._trainable.tensors()
             save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
         self._callbacks.call("on_save")
         self.processes.wait()
+
+
+def _processes_here() -> int:
+    """Training processes on this machine, as a launcher says it: they share the cores."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(count) if count.isdigit() else 1
 
 
 def _accelerator(config: CDPGConfig) -> Accelerator:

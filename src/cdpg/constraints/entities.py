@@ -19,6 +19,7 @@ from typing import Any
 
 from cdpg.constraints.texts import as_text, sources_of
 from cdpg.errors import UserError
+from cdpg.workers.functions import note_exhaustion, text_check
 
 LABELS = ("PERSON", "FAC", "GPE", "ORG", "NORP", "LOC", "EVENT")
 """The entity labels that count."""
@@ -35,11 +36,15 @@ _PREFIX = "summarize: "
 _CACHED_SOURCES = 4096
 
 
+@text_check(prepare=lambda: pipeline(), columns=("source",))
 def entities_from_source(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[bool]:
     """b(x, c) = 1 if |E(x)| >= 4 and E(x) is a subset of E(c), E being the set of named entities."""
     sources = sources_of(prompts, completions, kwargs)
     texts = [as_text(completion) for completion in completions]
     readable = list(dict.fromkeys(filter(_is_readable, texts)))
+    for text in texts:
+        if not _is_readable(text):
+            note_exhaustion("size")
     sets = dict(zip(readable, entity_sets(readable), strict=True))
     verdicts = []
     for source, text in zip(sources, texts, strict=True):

@@ -37,6 +37,8 @@ _PATIENCE = 20
 _LEAST_PATIENCE = 1.0
 _HEARTBEAT = 5.0
 _FALSE_STARTS = 5
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""What a process brings upon itself; SIGKILL comes from outside, perhaps because memory was short."""
 
 
 @dataclass
@@ -313,8 +315,8 @@ def _cause(status: int | None, limits: Limits, text_at_fault: bool) -> tuple[str
     if status == -signal.SIGPROF:
         return "cpu", f"more than {limits.cpu_seconds:g} s of computing time (half of the setting check_seconds)"
     if status < 0:
-        with contextlib.suppress(ValueError):
-            return "died", f"the worker was ended by {signal.Signals(-status).name}"
+        name = signal.Signals(-status).name if -status in iter(signal.Signals) else f"signal {-status}"
+        return "crashed" if -status in _CRASHES else "died", f"the worker was ended by {name}"
     return "died", f"the worker ended with status {status}"
 
 

@@ -26,13 +26,15 @@ class Traits:
     """It depends on its input alone and computes without waiting: what exhausts it does so on every machine."""
     prepare: Callable[[], Any] | None = None
     """Called once before any clock runs: loads what the function needs."""
+    columns: tuple[str, ...] | None = None
+    """The columns that it reads, where it takes any: the others need not be sent to it."""
 
 
-def text_check(prepare: Callable[[], Any] | None = None) -> Callable[[F], F]:
+def text_check(*, prepare: Callable[[], Any] | None = None, columns: tuple[str, ...] | None = None) -> Callable[[F], F]:
     """Mark a function whose failures are those of the text it is given; see :class:`Traits`."""
 
     def mark(function: F) -> F:
-        setattr(function, _TRAITS, Traits(text_at_fault=True, prepare=prepare))
+        setattr(function, _TRAITS, Traits(text_at_fault=True, prepare=prepare, columns=columns))
         return function
 
     return mark

@@ -35,12 +35,16 @@ _RESTARTS = 3
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+KINDS = ("timeout", "cpu", "memory", "recursion", "size", "crashed", "died", "exception")
+"""The clock; limits on computing time, memory, depth and size; a crash; an end from outside; whatever was raised."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a sample has no result."""
 
     kind: str
-    """``timeout``, ``cpu``, ``memory``, ``recursion``, ``died`` or ``exception``."""
+    """One of ``KINDS``."""
     detail: str
 
 
