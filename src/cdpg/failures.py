@@ -1,4 +1,4 @@
-"""Failed checks of a run: an example of each in ``failures.jsonl``, a word to the user, an end when they are too many."""
+"""Failed checks of a run: examples in ``failures.jsonl``, a word to the user, an end when they are too many."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class FailureLog:
         return (
             f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
             f"more than the {self._share:.0%} that check_failures allows{example}; examples are in "
-            f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, and "
-            "continue with --resume"
+            f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, "
+            "and continue with --resume"
         )
 
     def tell(self, record: Mapping[str, Any], notify: Callable[[str], None]) -> None:

@@ -80,7 +80,9 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
 def failure_records(epoch: Epoch) -> list[dict[str, Any]]:
     """One of this process's samples for each way in which a check failed."""
     samples = epoch.samples
-    examples = {(failure.constraint, failure.kind): row for row, failure in reversed(epoch.failures.items())}
+    examples: dict[tuple[str, str], int] = {}
+    for row, failure in epoch.failures.items():
+        examples.setdefault((failure.constraint, failure.kind), row)
     records = []
     for row in sorted(examples.values()):
         failure = epoch.failures[row]

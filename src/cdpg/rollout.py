@@ -118,7 +118,7 @@ class Rollout:
         watch: Stopwatch,
         stream: str,
     ) -> tuple[Samples, Checked]:
-        """Samples of this process's contexts, and what the constraint says of them; it judges while sampling goes on."""
+        """Samples of this process's contexts, and what the constraint says of them, which it does meanwhile."""
         chunks: list[Chunk] = []
         pending: list[Pending] = []
         per_context = self.config.num_generations
@@ -152,7 +152,7 @@ class Rollout:
             b[torch.tensor(chunk.row)] = torch.tensor(verdicts.b, dtype=torch.float64)
             failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
             exhausted += verdicts.exhausted
-        return Checked(b.view(contexts, -1), dict(sorted(failures.items())), exhausted)
+        return Checked(b.view(contexts, self.config.num_generations), dict(sorted(failures.items())), exhausted)
 
     def _counted(self, checked: Checked) -> dict[str, int]:
         """Failures and exhaustion by kind, over all processes; what did not occur is left out."""

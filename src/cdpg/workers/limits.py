@@ -100,7 +100,7 @@ def be_silent() -> None:
     if null > 2:
         os.close(null)
     # A notebook's streams do not end in these descriptors.
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(place, mode, closefd=False) for place, mode in enumerate("rww"))
 
 
 def default_signals() -> None:

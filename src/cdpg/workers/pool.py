@@ -85,6 +85,8 @@ class Pool:
         self._outstanding: dict[int, dict[str, Any]] = {}
         self._arrived: dict[int, dict[str, Any]] = {}
         self._restarts = 0
+        self._channel: Channel
+        self._finalizer: weakref.finalize[[socket.socket, _Process, int], Pool]
         for function in functions:
             self._register(function)
         self._open()
