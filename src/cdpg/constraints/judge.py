@@ -194,8 +194,12 @@ def _can_fork(constraint: Constraint) -> bool:
 
 
 def _is_heavy(value: Any) -> bool:
+    """Whether a name in a module comes from a library that takes seconds to import, or from what uses one."""
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-    return isinstance(module, str) and module.partition(".")[0] in _HEAVY
+    if not isinstance(module, str):
+        return False
+    used = vars(sys.modules[module]) if module in sys.modules else {}
+    return module.partition(".")[0] in _HEAVY or any(name in used for name in _HEAVY)
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
