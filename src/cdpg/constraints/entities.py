@@ -54,11 +54,13 @@ def entities_from_source(prompts: Sequence[Any], completions: Sequence[Any], **k
     return verdicts
 
 
+@text_check(prepare=lambda: _prepare())
 def entity_sets(texts: Iterable[str]) -> list[frozenset[str]]:
     """E(text) for each text: the lower-cased texts of its named entities."""
     return [frozenset(name.lower() for name, _ in found) for found in labelled_entities(texts)]
 
 
+@text_check(prepare=lambda: _prepare())
 def labelled_entities(texts: Iterable[str]) -> list[list[tuple[str, str]]]:
     """The named entities of each text as (text, label), in order of appearance, repetitions included."""
     documents = pipeline().pipe((_shorten(text) for text in texts), batch_size=64)

@@ -124,6 +124,7 @@ def compile_outcome(source: str) -> str:
     return compile_outcomes([source])[0]
 
 
+@text_check()
 def compile_outcomes(sources: Sequence[str]) -> list[str]:
     """`compile_outcome` of each source."""
     return _guarded(lambda: [_compile_outcome(source) for source in sources])
@@ -134,6 +135,7 @@ def pep8_codes(source: str) -> list[str] | None:
     return pep8_codes_of([source])[0]
 
 
+@text_check(prepare=lambda: _pycodestyle())
 def pep8_codes_of(sources: Sequence[str]) -> list[list[str] | None]:
     """`pep8_codes` of each source."""
     pycodestyle = _pycodestyle()
@@ -150,6 +152,7 @@ def ast_nodes(source: str) -> int | None:
     return ast_nodes_of([source])[0]
 
 
+@text_check()
 def ast_nodes_of(sources: Sequence[str]) -> list[int | None]:
     """`ast_nodes` of each source."""
     return _guarded(lambda: [_ast_nodes(source) for source in sources])

@@ -7,6 +7,7 @@ imports the functions once; workers are forked from it and need not.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import math
@@ -34,7 +35,7 @@ _CHUNK_SECONDS = 0.1
 """What a chunk should take: short, so that little is done twice, and long beside the cost of a message."""
 _PATIENCE = 20
 """A chunk that takes so many times what was expected is done again sample by sample, each with the whole limit."""
-_LEAST_PATIENCE = 1.0
+_LEAST_PATIENCE = 0.25
 _HEARTBEAT = 5.0
 _FALSE_STARTS = 5
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
@@ -202,7 +203,8 @@ class Foreman:
         limit = self._limits.seconds if batch is None else self._limits.wall_seconds(self._at_fault(batch))
         pace = None if batch is None else self._pace.get(batch.function)
         if not worker.job.each and len(worker.job.places) > 1 and pace is not None:
-            limit = min(limit, max(_LEAST_PATIENCE, _PATIENCE * pace * len(worker.job.places)))
+            least = max(_LEAST_PATIENCE, self._limits.seconds / 10)
+            limit = min(limit, max(least, _PATIENCE * pace * len(worker.job.places)))
         worker.deadline = worker.since + limit
 
     def _hear_workers(self) -> None:
@@ -331,6 +333,7 @@ def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
 def serve(end: socket.socket, functions: Mapping[str, Callable[..., Any] | None], limits: Limits) -> None:
     """Be the foreman, in a process of one's own: functions are given, or imported where there is only the name."""
     be_silent()
+    faulthandler.disable()  # it may have a way of its own to standard error
     default_signals()
     use_one_arena()
     adopt_orphans()
