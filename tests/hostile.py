@@ -20,7 +20,8 @@ CHARACTERS = [
 FRAGMENTS = (
     "def f(x):", "class A:", "if x:", "elif x:", "else:", "try:", "except:", "finally:", "while 1:", "for x in y:",
     "lambda:", "return x", "yield", "await x", "async def g():", "match x:", "case _:", "import a.b", "from . import *",
-    "with a as b:", "pass", "break", "continue", "not ", "x", "0x1f", "1e999", "1_0", "'", '"', '"""', "'''", "f'{", "}'",
+    "with a as b:", "pass", "break", "continue", "not ", "x", "0x1f", "1e999", "1_0", "'", '"', '"""', "'''", "f'{",
+    "}'",
     "\\", "\\\n", "\n", "\n    ", "\n\t", "\r", "\f", "    ", "(", ")", "[", "]", "{", "}", ",", ":", ";", "==", "->",
     ":=", "**", "# c", "@", "~", "-", "…", "Barack Obama", "the United Nations", "Paris", "12", "2,5", "7.", "deux",
 )  # fmt: skip

@@ -156,6 +156,7 @@ def test_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any]) -> None:
     assert again.b == [verdicts.b[place] for place in order]
 
 
+@pytest.mark.slow
 def test_verdicts_do_not_depend_on_the_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Home directory, warnings, busy cores: bad texts among good ones, some of which use all the time they may."""
     texts = [

@@ -31,6 +31,7 @@ MAX_SOURCE_CHARACTERS = 100_000
 MAX_RUN = 500
 
 _LONG_RUN = re.compile(rf"\S{{{MAX_RUN + 1},}}")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # has no UTF-8 form, which is what spaCy keeps
 _UNNEEDED = ("tagger", "parser", "senter", "attribute_ruler", "lemmatizer")
 _PREFIX = "summarize: "
 _CACHED_SOURCES = 4096
@@ -120,4 +121,4 @@ def _is_readable(text: str) -> bool:
 
 
 def _shorten(text: str) -> str:
-    return _LONG_RUN.sub(" ", text[:MAX_SOURCE_CHARACTERS])
+    return _LONG_RUN.sub(" ", _SURROGATE.sub("\ufffd", text[:MAX_SOURCE_CHARACTERS]))
