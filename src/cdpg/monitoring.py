@@ -53,6 +53,7 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
     b, log_ratio, log_a, log_z = (
         epoch.own(tensor) for tensor in (epoch.b, epoch.log_ratio, epoch.log_a, epoch.log_z[:, None].expand_as(epoch.b))
     )
+    valid = epoch.own(epoch.valid)
     log_q = samples.log_q.flatten()
     records = []
     for row in sorted(order.tolist()):
@@ -65,7 +66,7 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
                 "sample": sample,
                 "prompt": samples.contexts[context].prompt,
                 "completion": samples.texts[context][sample],
-                "b": _number(b[row]),
+                "b": _number(b[row]) if valid[row] else None,
                 "log_q": _number(log_q[row]),
                 "log_a": _number(log_a[row]) if satisfied else None,
                 "log_z": _number(log_z[row]),

@@ -163,9 +163,20 @@ class Foreman:
             chunk, rest = self._cut(waiting)
             if rest.places:
                 self._waiting.appendleft(rest)
-            idle = [worker for worker in members if worker.job is None]
-            # One that has worked already is taken first: the fresh ones are for the suspects.
-            self._assign(min(idle, key=lambda worker: worker.fresh) if idle else self._crew.hire(), chunk)
+            self._assign(self._hand(chunk), chunk)
+
+    def _hand(self, chunk: Job) -> Worker:
+        """A worker for a chunk. One that has worked already is taken first: the fresh ones are for the suspects.
+
+        A sample that comes alone because it takes long gets a fresh one, lest it be judged twice.
+        """
+        idle = sorted((worker for worker in self._crew.members if worker.job is None), key=lambda worker: worker.fresh)
+        if len(chunk.places) > 1 or not self._at_fault(self._batches[chunk.batch]):
+            return idle[0] if idle else self._crew.hire()
+        if idle and not idle[-1].fresh:
+            self._crew.dismiss(idle.pop())
+            return self._crew.hire()
+        return idle[-1] if idle else self._crew.hire()
 
     def _cut(self, job: Job) -> tuple[Job, Job]:
         pace = self._pace.get(self._batches[job.batch].function)
