@@ -486,8 +486,11 @@ def test_anything_anywhere(value: Any, tmp_path: Path) -> None:
 
 def test_metrics_that_the_catalogue_does_not_know(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=20)
+    record = {"epoch": 1, "metrics": {"": {"mean": 1}, " ": {"mean": 1}, "(x": {"mean": 1}}}
+    write_lines(run / "evaluations.jsonl", [record, {**record, "epoch": 2}])
     evaluation = json.loads((run / "evaluation.json").read_text())
     evaluation["tuned"]["politeness"] = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    evaluation["frequencies"]["tuned"][""] = {"": 1, " ": 2}
     write_json(run / "evaluation.json", evaluation)
     page = Page(write_report([run], tmp_path / "report.html"))
     assert "politeness" in page.text and "Other metrics" in page.text
