@@ -24,7 +24,7 @@ from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
-from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
 from cdpg.failures import FailureLog
@@ -106,21 +106,13 @@ class CDPGTrainer:
             "evaluations": JsonlFile(self.folder.evaluations),
             "failures": self._failures.file,
         }
-        self._origin = provenance.origin(
-            model if isinstance(model, str) else _model_name(self.policy),
-            self.base.module,
-            [name_of(constraint) for constraint in self.judge.constraints],
-            self.contexts,
-            None if stop is None else type(stop).__name__,
-            self.processes.count,
-            command,
-        )
+        self._origin = self._where_from(model, stop, command)
         self._used, self._inputs = False, dict(inputs or {})
-        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
             stop,
         )  # fmt: skip
+        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
 
     @property
@@ -156,20 +148,11 @@ class CDPGTrainer:
                 wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
                 ending = number == self.args.epochs or signalled or wanted
                 nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
-                if ending or number % self.args.save_every == 0 or nonfinite_epochs == _NONFINITE_LIMIT:
+                hopeless = nonfinite_epochs == _NONFINITE_LIMIT
+                if ending or hopeless or number % self.args.save_every == 0:
                     self._save_checkpoint(number)
-                if nonfinite_epochs == _NONFINITE_LIMIT:
-                    raise RunError(
-                        f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
-                        f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
-                    )
-                if signalled:
-                    # Another process may have heard the signal that this one did not.
-                    cause = stop.received or signal.SIGTERM
-                    how = provenance.how_to_resume(self._origin["command"])
-                    raise Interrupted(
-                        f"stopped after epoch {number}, a checkpoint is written; continue with: {how}", cause
-                    )
+                if hopeless or signalled:
+                    raise self._reason_to_end(number, hopeless, stop)
                 if ending:
                     break
             self._callbacks.call("on_train_end")
@@ -215,6 +198,18 @@ class CDPGTrainer:
         api.create_repo(repo_id, exist_ok=True, private=options.pop("private", None))
         api.upload_folder(repo_id=repo_id, folder_path=path, **options)
 
+    def _where_from(self, model: str | nn.Module | LanguageModel, stop: StopRule | None, command: str | None) -> Any:
+        """What ``config.yaml`` says of the run's origin."""
+        return provenance.origin(
+            model if isinstance(model, str) else _model_name(self.policy),
+            self.base.module,
+            [name_of(constraint) for constraint in self.judge.constraints],
+            self.contexts,
+            None if stop is None else type(stop).__name__,
+            self.processes.count,
+            command,
+        )
+
     def _epoch(self, number: int) -> dict[str, Any]:
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
@@ -251,6 +246,17 @@ class CDPGTrainer:
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.epoch_end(record)
         return record
+
+    def _reason_to_end(self, number: int, hopeless: bool, stop: GentleStop) -> CDPGError:
+        """Why a run ends before its last epoch; a checkpoint has been written."""
+        if hopeless:
+            return RunError(
+                f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
+                f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
+            )
+        how = provenance.how_to_resume(self._origin["command"])
+        message = f"stopped after epoch {number}, a checkpoint is written; continue with: {how}"
+        return Interrupted(message, stop.received or signal.SIGTERM)  # another process may have heard it alone
 
     def _require_checks(self, epoch: Epoch) -> None:
         """End the run, with a checkpoint of what came before, if the checks of an epoch cannot be relied upon."""
