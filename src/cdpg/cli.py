@@ -108,6 +108,7 @@ def compare(
         "cdpg,dpg,reinforce,ziegler"
     ),
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each with its share of the cores.")] = 1,
     preset: Preset = None,
     model: Model = None,
     contexts: Contexts = None,
@@ -147,7 +148,16 @@ def compare(
         for entrant in runs:
             entrant.folder.require_fresh()
     _note(console, _plan(job, len(inputs.tuning), len(inputs.held_out)) + f"; {len(runs)} runs: {', '.join(names)}")
-    result = comparison.compare(job, inputs, runs, shlex.join(sys.argv), resume, lambda text: _note(console, text))
+    command = shlex.join(sys.argv)
+
+    def tell(text: str) -> None:
+        _note(console, text)
+
+    if jobs > 1:
+        comparison.train_side_by_side(runs, jobs, resume, tell)
+    else:
+        comparison.train_all(runs, inputs, command, resume, tell)
+    result = comparison.compare(job, inputs, runs, command, tell)
     folder = Path(job.settings.output_dir)
     output = Console()
     output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))
@@ -323,10 +333,14 @@ def _finish_run(console: Console, folder: RunFolder, record: dict[str, Any]) -> 
     _next(console, [*lines, f"model:  {folder.model}", f"next:   cdpg sample {quoted} --context '…'"])
 
 
-def _report(runs: list[Path], output: Path) -> Path:
+def _report(runs: list[Path], output: Path) -> str:
+    """The report's path. A run is not lost for want of one: what stands in its way is told instead."""
     from cdpg.report import write_report
 
-    return write_report(runs, output)
+    try:
+        return str(write_report(runs, output))
+    except CDPGError as error:
+        return f"not written: {error}"
 
 
 def _epoch_table(record: dict[str, Any]) -> Table:
