@@ -129,7 +129,7 @@ def compare(
     held_out = make_trainer(runs[0].job, inputs, command).held_out
     about = {"task": job.task, "command": command}
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    with closing(held_out.judge):
+    with closing(held_out):
         evaluation = held_out.evaluate(models, about, tell)
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
     if len({run.method for run in runs}) < len(runs):
@@ -145,7 +145,7 @@ def evaluate_model(
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
     about = {"task": job.task, "command": command}
-    with closing(held_out.judge):
+    with closing(held_out):
         found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
     return found.to_mapping({BASE: BASE, TUNED: TUNED})
 

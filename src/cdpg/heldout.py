@@ -28,6 +28,7 @@ from cdpg.parallel import Processes
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.sampling import Samples, StopRule
 from cdpg.scoring import score_samples
+from cdpg.workers.reader import Reader
 
 _BLOCK = 64
 """Contexts that are sampled, decoded and measured together."""
@@ -49,6 +50,7 @@ class HeldOut:
     measure: Measure
     config: CDPGConfig
     processes: Processes
+    read: Reader
     stop: StopRule | None = None
 
     def evaluate(
@@ -117,11 +119,16 @@ class HeldOut:
             beams = self.processes.gather(decoded)
             beam_b = self._judged(contexts, beams, tokens) if self.processes.is_main else []
         outputs = [[text] for text in beams] if self.measure.beams else texts
-        measured = self.measure(contexts, outputs) if self.processes.is_main else Measured()
+        measured = self.measure(contexts, outputs, self.read) if self.processes.is_main else Measured()
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
         return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
+
+    def close(self) -> None:
+        """End the worker processes; the next evaluation starts them anew."""
+        self.judge.close()
+        self.read.close()
 
     def _judged(self, contexts: list[Context], texts: list[str], tokens: list[tuple[int, ...]]) -> list[float]:
         """The verdict on each text, NaN where the check failed."""
@@ -202,5 +209,8 @@ def _together(parts: Sequence[Measured]) -> Measured:
             name: Statistic(np.concatenate([part.corpus[name].terms for part in parts]), parts[0].corpus[name].of)
             for name in corpus
         },
+        remarks={name: [row for part in parts for row in part.remarks[name]] for name in parts[0].remarks}
+        if parts
+        else {},
         frequencies={name: sum((part.frequencies[name] for part in parts), Counter()) for name in counters},
     )

@@ -44,6 +44,7 @@ from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
 from cdpg.workers.limits import Limits
+from cdpg.workers.reader import Reader
 
 _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
@@ -110,7 +111,7 @@ class CDPGTrainer:
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
-            stop,
+            Reader(Limits.of(self.args, self.processes.count)), stop,
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
@@ -130,7 +131,7 @@ class CDPGTrainer:
         main = self.processes.is_main
         with (
             _hold(self.folder, main),
-            closing(self.judge),
+            closing(self.held_out),
             GentleStop() as stop,
             _progress(self.args.epochs, main) as progress,
         ):
@@ -173,7 +174,7 @@ class CDPGTrainer:
         """
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
-        with closing(self.judge):
+        with closing(self.held_out):
             found = self._examination.final(tell or _unheard)
         if not self.processes.is_main:
             return {}
