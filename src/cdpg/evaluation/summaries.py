@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cdpg.constraints.entities import (
+    PROMPT_PREFIX,
     distinct_2,
     labelled_entities,
     precision_source,
@@ -64,13 +65,14 @@ class SummaryMeasure:
 
 def _entity_sets(texts: Sequence[str], apply: Apply) -> list[frozenset[str]]:
     """E(text) of each text; texts that stand there several times are read once."""
-    distinct = list(dict.fromkeys(text.removeprefix("summarize: ") for text in texts))
+    plain = [text.removeprefix(PROMPT_PREFIX) for text in texts]
+    distinct = list(dict.fromkeys(plain))
     found = apply(labelled_entities, distinct)
     sets = {
         text: frozenset(name.lower() for name, _ in entities or [])
         for text, entities in zip(distinct, found, strict=True)
     }
-    return [sets[text.removeprefix("summarize: ")] for text in texts]
+    return [sets[text] for text in plain]
 
 
 def _rouge_l(references: Sequence[str], texts: Sequence[str]) -> list[float]:
