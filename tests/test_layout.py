@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 STAGES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config", "files", "memory"),
-    ("uniforms", "parallel", "rows", "signals"),
+    ("uniforms", "parallel", "rows", "signals", "forecast"),
     ("contexts",),
     ("models",),
     ("sampling",),
@@ -34,8 +34,8 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("trainer",),
     ("tasks",),
     ("report",),
-    ("job", "tables"),
-    ("comparison",),
+    ("job", "tables", "advice"),
+    ("comparison", "dry"),
     ("cli", "demo"),
 )
 """A stage imports only stages of earlier lines; those of one line know nothing of each other."""

@@ -167,7 +167,7 @@ def _status(record: Mapping[str, Any], total: int, seconds_left: float) -> str:
         f"coverage {_number(record.get('coverage'), '.2f')}",
         f"KL {_number(record.get('kl_target_policy'), '.2f')}",
         f"{_number(rate, ',.0f')} tokens/s",
-        f"{_duration(seconds_left)} left",
+        f"{duration(seconds_left)} left",
     ]
     return ", ".join(parts)
 
@@ -176,7 +176,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """``45s``, ``12m05s``, ``3h07m``, ``2d04h``."""
     whole = round(seconds)
     if whole < 60:

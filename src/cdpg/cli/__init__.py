@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cdpg.cli import results, tuning
+from cdpg.cli import checking, results, tuning
 from cdpg.cli.options import app
 from cdpg.errors import CDPGError
 from cdpg.progress import plain_text
 
-__all__ = ["app", "main", "results", "tuning"]
-"""The last two are imported for their commands."""
+__all__ = ["app", "checking", "main", "results", "tuning"]
+"""The modules are imported for their commands."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -82,3 +82,9 @@ def quiet_transformers() -> None:
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def shown_text(text: str, lines: int = 1000, width: int = 10_000) -> Text:
+    """Foreign text of several lines, without what steers a terminal."""
+    kept = [plain_text(line, limit=width) for line in text.split("\n")[:lines]]
+    return Text("\n".join([*kept, "…"] if text.count("\n") >= lines else kept))

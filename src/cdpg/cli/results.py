@@ -14,11 +14,10 @@ from rich.text import Text
 
 from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.options import ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, app
-from cdpg.cli.output import note, quiet_transformers, show
+from cdpg.cli.output import note, quiet_transformers, show, shown_text
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import UserError
 from cdpg.job import Job, gather
-from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder
 from cdpg.tables import models_table
 from cdpg.tasks import TASKS
@@ -158,7 +157,7 @@ def sample(
     ):
         cut = "" if ended else ", cut at the limit"
         console.print(Text(f"log-probability {log_prob:.2f}, {length} tokens{cut}", style="dim"))
-        console.print(Text("\n".join(plain_text(line, limit=10_000) for line in text.split("\n"))), soft_wrap=True)
+        console.print(shown_text(text), soft_wrap=True)
 
 
 def model_of(name: str) -> tuple[str, dict[str, Any]]:
