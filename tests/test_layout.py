@@ -30,7 +30,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("rollout", "optimization"),
     ("monitoring", "heldout"),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
-    ("failures", "inspection", "snapshot"),
+    ("failures", "inspection", "snapshot", "card", "hub"),
     ("trainer",),
     ("tasks",),
     ("report",),
