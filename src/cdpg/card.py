@@ -7,7 +7,7 @@ steer a reader's terminal or end the code.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, costs, read_json
 
 FILE = "README.md"
+_HUB_ID = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"
 _METHODS = {
     "cdpg": "conditional distributional policy gradients",
     "dpg": "distributional policy gradients with one constant for all contexts",
@@ -49,15 +50,14 @@ def write_card(model: Path, run: RunFolder) -> None:
 def card(
     settings: Mapping[str, Any], evaluation: Mapping[str, Any], spent: Mapping[str, float], kind: Any = None
 ) -> str:
-    """The card, from ``config.yaml``, ``evaluation.json`` (or nothing), the run's costs and the model's ``config.json``."""
+    """The card, from ``config.yaml``, ``evaluation.json`` or nothing, what the run cost, the model's ``config.json``."""
     origin = _mapping(settings.get("origin"))
     base = str(origin.get("model") or settings.get("model") or "unknown")
-    task = settings.get("task")
     parts = [
         _front_matter(base, settings, kind),
         f"# {_code(base)}, tuned to satisfy {_constraints(settings)}",
         _summary(base, settings, spent),
-        _figures(evaluation, task),
+        _figures(evaluation),
         _use(kind, settings),
         _repetition(origin),
         _limits(bool(evaluation)),
@@ -81,10 +81,7 @@ def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
 
 def hub_name(model: str) -> str:
     """A hub id as it is; of a folder its last part, as the hub takes no paths."""
-    if (
-        re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", model, re.ASCII)
-        and not Path(model).is_dir()
-    ):
+    if re.fullmatch(_HUB_ID, model, re.ASCII) and not Path(model).is_dir():
         return model
     name = re.sub(r"[^\w.-]+", "-", Path(model).name, flags=re.ASCII).strip("-.")[:96]
     return name or "local-model"
@@ -113,7 +110,7 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
     )
 
 
-def _figures(evaluation: Mapping[str, Any], task: Any) -> str:
+def _figures(evaluation: Mapping[str, Any]) -> str:
     base, tuned = _mapping(evaluation.get("base")), _mapping(evaluation.get("tuned"))
     if not tuned:
         return "## Figures\n\nThe model has not been evaluated on held-out contexts."
@@ -123,7 +120,7 @@ def _figures(evaluation: Mapping[str, Any], task: Any) -> str:
             METRICS[name].label if name in METRICS else _code(name),
             _interval(name, base.get(name)),
             _interval(name, tuned.get(name)),
-            {"higher": "higher", "lower": "lower"}.get(METRICS[name].better or "", "") if name in METRICS else "",
+            (METRICS[name].better or "") if name in METRICS else "",
         )
         for name in names
     ]
@@ -166,9 +163,8 @@ def _use(kind: Any, settings: Mapping[str, Any]) -> str:
 
 
 def _repetition(origin: Mapping[str, Any]) -> str:
-    versions = ", ".join(
-        f"{_code(name)} {_code(version)}" for name, version in _mapping(origin.get("versions")).items()
-    )
+    known = _mapping(origin.get("versions")).items()
+    versions = ", ".join(f"{_code(name)} {_code(version)}" for name, version in known)
     lines = ["## How it was made"]
     if origin.get("command"):
         lines.append(_block(str(origin["command"])))
@@ -194,7 +190,7 @@ def _constraints(settings: Mapping[str, Any]) -> str:
     return " and ".join(_code(name) for name in names) or "a constraint"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

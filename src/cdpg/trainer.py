@@ -190,11 +190,11 @@ class CDPGTrainer:
         if output_dir is None:
             write_folder(self.folder.model, self._write_model)
             return self.folder.model
-        self.policy.save(Path(output_dir))  # not replaced: it may hold what is not ours
+        self._write_model(Path(output_dir))  # not replaced: it may hold what is not ours
         return Path(output_dir)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the tuned model, its tokenizer and its card; ``private``, ``token`` and others as the hub takes them."""
+        """Upload the tuned model, its tokenizer and its card; ``options`` are the hub's (``private``, ``token``, …)."""
         return push_folder(self.save_model(), repo_id, **options)
 
     def _write_model(self, path: Path) -> None:

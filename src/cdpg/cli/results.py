@@ -1,4 +1,4 @@
-"""Commands that look at what there is: ``evaluate``, ``report``, ``sample`` and ``tasks``."""
+"""Commands on what there is: ``evaluate``, ``tasks``, ``report``, ``sample`` and ``push``."""
 
 from __future__ import annotations
 
@@ -67,13 +67,19 @@ def evaluate(
     job = Job.from_mapping({**known, **gather(None, given, settings or [])})
     console = Console(stderr=True)
     inputs = job.load(lambda text: note(console, text))
+    from cdpg.card import write_card
     from cdpg.comparison import evaluate_model
-    from cdpg.runlog import write_json
+    from cdpg.runlog import costs, write_json
 
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
     target = output or (folder.evaluation if known else Path("evaluation.json"))
-    write_json(target, result)
+    if target == folder.evaluation:  # the run's own figures, which its report and its model card show
+        result["costs"] = {"tuned": costs(folder)}
+        write_json(target, result)
+        write_card(folder.model, folder)
+    else:
+        write_json(target, result)
     models = {name: result[name] for name in ("base", "tuned")}
     Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
     show(Console(), [f"figures: {target}"])
@@ -158,6 +164,31 @@ def sample(
         cut = "" if ended else ", cut at the limit"
         console.print(Text(f"log-probability {log_prob:.2f}, {length} tokens{cut}", style="dim"))
         console.print(shown_text(text), soft_wrap=True)
+
+
+@app.command()
+def push(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's folder, or that of a model.", autocompletion=complete_run)
+    ],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository, as user/name.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+) -> None:
+    """Upload a tuned model with its tokenizer and its card to the hub.
+
+    Log in first with "hf auth login", or set HF_TOKEN.
+
+    Examples:
+
+      cdpg push runs/code-compilability-cdpg me/code-that-compiles
+
+      cdpg push runs/short me/short-answers --private
+    """
+    path, _ = model_of(str(run))
+    from cdpg.hub import push_folder
+
+    quiet_transformers()
+    show(Console(), [f"uploaded: {push_folder(Path(path), repo_id, True if private else None)}"])
 
 
 def model_of(name: str) -> tuple[str, dict[str, Any]]:
