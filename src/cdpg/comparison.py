@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from cdpg.card import write_card
 from cdpg.config import CDPGConfig
 from cdpg.errors import RunError
 from cdpg.evaluation.summary import BASE, Evaluation
@@ -154,6 +155,7 @@ def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result
     for run in runs:
         own = evaluation.to_mapping({BASE: BASE, run.name: TUNED}) | {"costs": {TUNED: costs(run.folder)}}
         write_json(run.folder.evaluation, own)
+        write_card(run.folder.model, run.folder)
     write_json(folder / FILE, result)
 
 

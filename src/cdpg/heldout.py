@@ -152,6 +152,8 @@ class Examination:
     def __init__(self, held_out: HeldOut, policy: LanguageModel, about: Mapping[str, Any]) -> None:
         self._held_out, self._policy, self._about = held_out, policy, about
         self._base: Outcome | None = None
+        self.seconds_per_context: float | None = None
+        """What the last evaluation along the way took; None before the first."""
 
     def along(self, epoch: int) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base."""
@@ -161,13 +163,15 @@ class Examination:
             self._base = self._held_out.outcome(BASE, self._held_out.base, _unheard, limit)
         models = {TUNED: lambda: self._policy} if epoch else {}
         found = self._held_out.evaluate(models, {}, _unheard, limit, self._base)
+        seconds = time.perf_counter() - started
+        self.seconds_per_context = seconds / len(self._base.contexts)
         return {
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
             "contexts": len(self._base.contexts),
             "samples_per_context": config.evaluation_samples,
             "metrics": found.metrics()[TUNED if epoch else BASE],
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
         }
 
     def final(self, tell: Tell) -> Evaluation:
