@@ -21,6 +21,8 @@ FEWEST, MOST = 8, 40
 """Words of an answer. Without a lower bound, saying almost nothing would be the easiest way to satisfy."""
 EASY, HARD = 6.0, 12.0
 """School grades: an answer for the first counts in full, one for the second not at all."""
+WISH = "Answer in one or two short, simple sentences."
+"""Asking costs nothing: the more often the base satisfies, the more there is to learn from."""
 QUESTIONS = (
     "Why is the sky blue?", "How does a bicycle stay upright?", "What is inflation?", "Why do cats purr?",
     "How do vaccines work?", "What makes bread rise?", "Why does the moon change its shape?", "What is a black hole?",
@@ -58,7 +60,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
     options = parser.parse_args()
     questions = [str(c.prompt) for c in load_contexts(options.contexts)] if options.contexts else QUESTIONS
-    rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
+    rows = [{"prompt": [{"role": "user", "content": f"{question} {WISH}"}]} for question in questions]
     settings = {"output_dir": "runs/plain", "epochs": 100, "contexts_per_epoch": 8, "max_completion_length": 80}
     config = CDPGConfig.from_mapping({**settings, **parse_overrides(options.set)})
     held_out = rows[::4]  # every fourth question, for the evaluation

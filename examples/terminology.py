@@ -2,8 +2,8 @@
 
     python examples/terminology.py --model t5-small --contexts sentences.txt
 
-Each context carries the terms that its sentence calls for as a column of its own; the constraint gets that column beside
-prompts and completions.
+Each context carries the terms that its sentence calls for as a column of its own; the constraint gets that column
+beside prompts and completions.
 """
 
 from __future__ import annotations

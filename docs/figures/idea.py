@@ -37,7 +37,7 @@ def draw(base: TabularModel, tuned: dict[str, TabularModel]) -> Figure:
         after = {name: model.log_prob_table().exp() for name, model in tuned.items()}
     ideal = before * allowed
     ideal = ideal / ideal.sum(dim=1, keepdim=True)
-    order = sorted(range(len(texts)), key=lambda i: (allowed[i].item(), len(texts[i]), texts[i]))
+    order = sorted(range(len(texts)), key=lambda i: (allowed[i].item(), len(texts[i].rstrip("·")), texts[i]))
     figure = Figure(figsize=(8.2, 5.0), layout="constrained", facecolor=PAPER[0])
     for panel, (axes, context) in enumerate(zip(figure.subplots(2, 1, sharex=True), demo.CONTEXTS, strict=True)):
         places = range(len(order))
@@ -54,7 +54,7 @@ def draw(base: TabularModel, tuned: dict[str, TabularModel]) -> Figure:
         axes.set_title(f"context “{context}”", loc="left", fontsize=10)
         axes.grid(visible=False, axis="x")
         axes.set_xticks(list(places), [texts[i] for i in order])
-    figure.axes[0].legend(ncols=4, loc="upper right")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), ncols=4, loc="outside upper center")
     figure.axes[1].set_xlabel("output x (· is the end token); right of the line it holds an a")
     return figure
 
