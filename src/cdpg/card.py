@@ -50,7 +50,7 @@ def write_card(model: Path, run: RunFolder) -> None:
 def card(
     settings: Mapping[str, Any], evaluation: Mapping[str, Any], spent: Mapping[str, float], kind: Any = None
 ) -> str:
-    """The card, from ``config.yaml``, ``evaluation.json`` or nothing, the run's cost, the model's ``config.json``."""
+    """The card, from ``config.yaml``, ``evaluation.json`` or nothing, the run's costs, the model's ``config.json``."""
     origin = _mapping(settings.get("origin"))
     base = str(origin.get("model") or settings.get("model") or "unknown")
     parts = [

@@ -21,6 +21,7 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
 
     token = options.pop("token", None)
     options.setdefault("commit_message", "Upload a model tuned with cdpg")
+    options.setdefault("ignore_patterns", [".*"])  # what a killed writer may have left
     api = HfApi(token=token)
     try:
         address = str(api.create_repo(repo_id, exist_ok=True, private=private))

@@ -15,9 +15,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from cdpg import files, memory, provenance
+from cdpg import card, files, memory, provenance
 from cdpg.callbacks import Callbacks
-from cdpg.card import write_card
 from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
@@ -183,7 +182,7 @@ class CDPGTrainer:
         result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
         write_json(self.folder.evaluation, result)
         if self.folder.model.is_dir():
-            write_card(self.folder.model, self.folder)
+            card.write_card(self.folder.model, self.folder)
         return result
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
@@ -200,7 +199,8 @@ class CDPGTrainer:
 
     def _write_model(self, path: Path) -> None:
         self.policy.save(path)
-        write_card(path, self.folder)
+        if not (path / card.FILE).exists():  # one that is there was written by the user
+            card.write_card(path, self.folder)
 
     def _where_from(self, model: str | nn.Module | LanguageModel, stop: StopRule | None, command: str | None) -> Any:
         """What ``config.yaml`` says of the run's origin."""

@@ -55,9 +55,10 @@ def check(
     settings: Setting = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Contexts to look at.")] = 16,
 ) -> None:
-    """Look before a run: samples of the base, what the constraint makes of them, time, and whether N and M suffice.
+    """Look at samples of the base before a run.
 
-    It takes the options of "cdpg run" and writes nothing.
+    What the constraint makes of them, how long the run would take, and whether N and M suffice. It takes the options
+    of "cdpg run" and writes nothing.
 
     Examples:
 

@@ -6,14 +6,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
 from cdpg.job import Job, gather
 from cdpg.tasks import TASKS, find_task
 
+_ORDER = ("tasks", "check", "run", "compare", "evaluate", "report", "sample", "push")
+"""Commands in the order in which one needs them."""
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return sorted(self.commands, key=_ORDER.index)
+
+
 app = typer.Typer(
     name="cdpg",
-    help="Tune a language model to meet a requirement without forgetting the rest of what it knows.",
+    cls=_InOrder,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

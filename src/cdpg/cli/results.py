@@ -134,7 +134,7 @@ def sample(
     seed: Annotated[int | None, typer.Option(min=0, help="Seeds the samples.")] = None,
     settings: Setting = None,
 ) -> None:
-    """Sample completions from a model or a run, with their log-probabilities.
+    """Sample completions, with their log-probabilities.
 
     Example:
 

@@ -104,7 +104,9 @@ def compare(
     settings: Setting = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
 ) -> None:
-    """Tune with several methods at equal numbers of samples and put them side by side.
+    """Tune with several methods and put them side by side.
+
+    All draw the same number of samples.
 
     Examples:
 
