@@ -10,8 +10,10 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint format types unit test-faults bench docs clean
 .DEFAULT_GOAL := demo
 
+# The compilability experiment with what the package carries, from base to report.
 demo: $(READY)
-	$(BIN)/python -m cdpg.demo
+	rm -rf runs/demo
+	$(BIN)/cdpg run code-compilability --output-dir runs/demo --set evaluate_every=10
 
 test: lint types unit
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from cdpg.card import write_card
 from cdpg.config import CDPGConfig
 from cdpg.errors import RunError
 from cdpg.evaluation.summary import BASE, Evaluation
@@ -129,7 +130,7 @@ def compare(
     held_out = make_trainer(runs[0].job, inputs, command).held_out
     about = {"task": job.task, "command": command}
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    with closing(held_out.judge):
+    with closing(held_out):
         evaluation = held_out.evaluate(models, about, tell)
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
     if len({run.method for run in runs}) < len(runs):
@@ -145,7 +146,7 @@ def evaluate_model(
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
     about = {"task": job.task, "command": command}
-    with closing(held_out.judge):
+    with closing(held_out):
         found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
     return found.to_mapping({BASE: BASE, TUNED: TUNED})
 
@@ -154,6 +155,7 @@ def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result
     for run in runs:
         own = evaluation.to_mapping({BASE: BASE, run.name: TUNED}) | {"costs": {TUNED: costs(run.folder)}}
         write_json(run.folder.evaluation, own)
+        write_card(run.folder.model, run.folder)
     write_json(folder / FILE, result)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cdpg.constraints.entities import PROMPT_PREFIX
 from cdpg.evaluation.summaries import SummaryMeasure
 from cdpg.tasks.base import Preset, Row, Task
 from cdpg.tasks.corpora import news_pairs
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import read_pairs
 
-PREFIX = "summarize: "
 _HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
 _PAPER_CONTEXTS = 5000
 
@@ -57,7 +57,7 @@ ENTITIES = Task(
                 "evaluation_samples": 8,
                 "tokens_per_pass": 4096,
             },
-            PREFIX,
+            PROMPT_PREFIX,
         ),
         "paper": Preset(
             "t5-small",
@@ -73,7 +73,7 @@ ENTITIES = Task(
                 "evaluation_samples": 32,
                 "long_contexts": "cut",
             },
-            PREFIX,
+            PROMPT_PREFIX,
         ),
     },
 )
