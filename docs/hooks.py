@@ -106,7 +106,7 @@ def _is_missing(entry: Any, folder: Path) -> bool:
 
 def _shown(value: Any) -> str:
     if value is None:
-        return "see there"
+        return "`null`"
     if isinstance(value, tuple):
         return f"`{list(value)}`"
     if isinstance(value, bool):

@@ -100,7 +100,7 @@ def test_commands_have_the_options_that_there_are(page: Path) -> None:
         group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
         for option, setting in itertools.pairwise(words):
             assert option != "--set" or setting.partition("=")[0] in FIELDS
-        if words and not words[0].startswith("-") and name in ("run", "compare"):
+        if words and not words[0].startswith("-") and name in ("check", "run", "compare"):
             assert words[0] in TASKS or words[0].endswith(".yaml")
 
 
