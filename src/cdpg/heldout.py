@@ -72,9 +72,10 @@ class HeldOut:
         scores: dict[tuple[str, str], Tensor] = {}
         for name, load in models.items():
             model = load()
-            for source in outcomes.keys() - {name}:
-                tell(f"comparing: what {name} makes of the samples of {source}")
-                scores[name, source] = self._scores(model, outcomes[source])
+            tell(f"comparing: what {name} makes of the others' samples")
+            for source, outcome in outcomes.items():
+                if source != name:
+                    scores[name, source] = self._scores(model, outcome)
         return Evaluation.of(outcomes, scores, self.config.partition_epsilon, self.config.seed, about)
 
     def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
