@@ -87,7 +87,7 @@ _TINY = {
     "contexts_per_epoch": 32,
     "num_generations": 16,
     "max_completion_length": 128,
-    "learning_rate": 9e-5,
+    "learning_rate": 4e-5,
     "save_every": 10,
     "evaluation_contexts": 24,
     "evaluation_samples": 8,
