@@ -88,6 +88,13 @@ def test_figures_of_an_earlier_model_are_not_shown(tmp_path: Path) -> None:
     assert "has not been evaluated" in (run.model / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_damaged_file_does_not_cost_the_model(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, epochs=1, evaluate_at_end=False)
+    trainer.train()
+    trainer.folder.evaluation.write_text("{", encoding="utf-8")
+    assert (trainer.save_model() / "model.safetensors").is_file()
+
+
 def test_a_card_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, epochs=1, evaluate_at_end=False)
     trainer.train()

@@ -217,6 +217,8 @@ def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
         own = json.loads((comparison / name / "evaluation.json").read_text())
         assert own["tuned"] == result["models"][name]
         assert own["base"] == result["models"]["base"]
+        card = (comparison / name / "model" / "README.md").read_text(encoding="utf-8")
+        assert f"| BLEU-4 | {own['base']['bleu']['mean']:.1f} (" in card
     assert (comparison / "report.html").is_file()
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from cdpg import files
 from cdpg.config import read_yaml
-from cdpg.errors import RunError
+from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, costs, read_json
@@ -34,9 +34,11 @@ def write_card(model: Path, run: RunFolder) -> None:
     """Write the card of the model in folder ``model``, which ``run`` has made; whole or not at all."""
     if not run.config.is_file():
         return  # not a run's model: there is nothing to say
-    settings = read_yaml(run.config)
-    spent = costs(run)
-    evaluation = read_json(run.evaluation) if run.evaluation.is_file() else {}
+    try:
+        settings, spent = read_yaml(run.config), costs(run)
+        evaluation = read_json(run.evaluation) if run.evaluation.is_file() else {}
+    except UserError:
+        return  # someone has changed the files by hand: no reason to lose the model that was to be described
     if _mapping(_mapping(_mapping(evaluation).get("costs")).get("tuned")).get("epochs") != spent["epochs"]:
         evaluation = {}  # of the model as it was before the run was continued
     kind = read_json(model / "config.json") if (model / "config.json").is_file() else None

@@ -63,9 +63,12 @@ class DryLook:
 
 def take(job: Job, inputs: Inputs, count: int, tell: Tell) -> DryLook:
     """Draw M samples of the base for ``count`` contexts, the first that the run would draw."""
+    with closing(Judge(inputs.constraints, Limits.of(job.settings))) as judge:  # first: it may have to fork
+        return _taken(job, inputs, count, judge, tell)
+
+
+def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> DryLook:
     config = job.settings
-    limits = Limits.of(config)
-    judge = Judge(inputs.constraints, limits)  # first: it may have to fork
     base = load_model(job.model, config)
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
     base.encode(inputs.held_out, config.max_completion_length)
@@ -81,13 +84,12 @@ def take(job: Job, inputs: Inputs, count: int, tell: Tell) -> DryLook:
     samples = assemble(contexts, [prompts[i] for i in chosen], list(chunks), config.num_generations)
     sampling = (time.perf_counter() - started) / samples.lengths.numel()
     tell("judging them")
-    with closing(judge):
-        verdicts, constraint = _judged(judge, samples)
+    verdicts, constraint = _judged(judge, samples)
     for notice in judge.notices:
         tell(notice)
     tell("timing a gradient")
     pace = Pace(sampling, constraint, *_timed_scores(base, samples, verdicts, config))
-    return _seen(samples, verdicts, pace, limits.workers, config, inputs, _memory(base))
+    return _seen(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base))
 
 
 def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:

@@ -74,12 +74,10 @@ def evaluate(
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
     target = output or (folder.evaluation if known else Path("evaluation.json"))
-    if target == folder.evaluation:  # the run's own figures, which its report and its model card show
-        result["costs"] = {"tuned": costs(folder)}
-        write_json(target, result)
+    own = known and not any((task, base, constraint))  # of what the run was tuned for: its model card shows them
+    write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
+    if own:
         write_card(folder.model, folder)
-    else:
-        write_json(target, result)
     models = {name: result[name] for name in ("base", "tuned")}
     Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
     show(Console(), [f"figures: {target}"])

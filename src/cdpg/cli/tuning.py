@@ -121,9 +121,7 @@ def compare(
     job = make_job(
         task, {**named, "epochs": epochs, "seed": seed, "output_dir": output_dir}, settings, "compare-{task}"
     )
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    for name in names or [""]:
-        CDPGConfig.from_mapping({"method": name})  # an unknown one is named before anything runs
+    names = _method_names(methods)
     console = Console(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     from cdpg import comparison
@@ -148,3 +146,11 @@ def compare(
     output = Console()
     output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))
     show(output, [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"])
+
+
+def _method_names(methods: str) -> list[str]:
+    """Methods separated by commas, each once; an unknown one is named before anything runs."""
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    for name in names or [""]:
+        CDPGConfig.from_mapping({"method": name})
+    return names
