@@ -21,6 +21,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("sampling",),
     ("scoring",),
+    ("workers",),
     ("constraints",),
     ("target",),
     ("partition",),
@@ -29,7 +30,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("rollout", "optimization"),
     ("monitoring", "heldout"),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
-    ("inspection", "snapshot"),
+    ("failures", "inspection", "snapshot"),
     ("trainer",),
     ("tasks",),
     ("report",),
@@ -39,7 +40,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
 )
 """A stage imports only stages of earlier lines; those of one line know nothing of each other."""
 
-WITHOUT_TORCH = ("errors", "config", "runlog", "progress", "report")
+WITHOUT_TORCH = ("errors", "config", "workers", "runlog", "progress", "report")
 HEAVY = {"torch", "transformers", "accelerate", "peft", "datasets", "spacy"}
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400

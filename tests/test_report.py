@@ -23,7 +23,7 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.report import write_figures, write_report
-from cdpg.report.charts import spread
+from cdpg.report.charts import spread, to_svg
 from cdpg.report.diagnosis import (
     DEGENERATE,
     FEW_EFFECTIVE,
@@ -358,6 +358,17 @@ def test_hostile_text_in_figures(poisoned: Path, tmp_path: Path) -> None:
     )
 
 
+def test_nothing_in_a_figure_is_read_as_mathematics(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    content = json.loads((run / "evaluation.json").read_text())
+    names = ["$\\nosuch{$", "$x^2$", "\\$5", "a_b"]
+    content["frequencies"] = {"tuned": {"$\\frac{1}$": dict.fromkeys(names, 3)}}
+    write_json(run / "evaluation.json", content)
+    chart = next(chart for chart in figures_of(read_study([run])) if chart.name.startswith("frequency"))
+    labels = re.findall(r"<text [^>]*>([^<]+)</text>", to_svg(chart))
+    assert set(names) <= set(labels)
+
+
 @pytest.mark.parametrize(
     "text",
     [HOSTILE, "\ud800", "a\u200bb", "x" * 100_000, "'" * 5000 + "\\", '"""' * 2000 + "\\", "\\" * 5001, "(" * 5000],
@@ -475,8 +486,11 @@ def test_anything_anywhere(value: Any, tmp_path: Path) -> None:
 
 def test_metrics_that_the_catalogue_does_not_know(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=20)
+    record = {"epoch": 1, "metrics": {"": {"mean": 1}, " ": {"mean": 1}, "(x": {"mean": 1}}}
+    write_lines(run / "evaluations.jsonl", [record, {**record, "epoch": 2}])
     evaluation = json.loads((run / "evaluation.json").read_text())
     evaluation["tuned"]["politeness"] = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    evaluation["frequencies"]["tuned"][""] = {"": 1, " ": 2}
     write_json(run / "evaluation.json", evaluation)
     page = Page(write_report([run], tmp_path / "report.html"))
     assert "politeness" in page.text and "Other metrics" in page.text

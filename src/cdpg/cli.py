@@ -204,7 +204,8 @@ def evaluate(
 def tasks() -> None:
     """The tasks that come with the package."""
     table = Table(title="cdpg run TASK", title_justify="left")
-    for column in ("task", "what the outputs must do", "tiny", "paper"):
+    table.add_column("task", no_wrap=True)
+    for column in ("what the outputs must do", "tiny", "paper"):
         table.add_column(column)
     for task in TASKS.values():
         table.add_row(task.name, task.summary, task.presets["tiny"].model, task.presets["paper"].model)

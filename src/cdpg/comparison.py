@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ def compare(
     if held_out is None:
         held_out = make_trainer(runs[0].job, inputs, command).held_out
     about = {"task": job.task, "command": command}
-    evaluation = held_out.evaluate({run.name: _loader(run.folder.model, run.job.settings) for run in runs}, about, tell)
+    models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
+    with closing(held_out.judge):
+        evaluation = held_out.evaluate(models, about, tell)
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
@@ -96,7 +99,8 @@ def evaluate_model(
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
     about = {"task": job.task, "command": command}
-    found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
+    with closing(held_out.judge):
+        found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
     return found.to_mapping({BASE: BASE, TUNED: TUNED})
 
 

@@ -96,6 +96,16 @@ class CDPGConfig:
     ziegler_gae_lambda: float = 0.95
     """λ of the generalised advantage estimate (γ is 1)."""
 
+    check_workers: int | None = None
+    """Worker processes that judge samples, for each training process; by default one a core, at most 8. 0 judges in the
+    training process itself, for a constraint that holds a model on a GPU: there nothing ends a call that hangs."""
+    check_seconds: float = 10.0
+    """What a constraint may take for one sample before its worker is killed and the sample counts as failed."""
+    check_memory: int = 1024
+    """Megabytes that a worker may use beyond what it had at its start."""
+    check_failures: float = 0.05
+    """The run stops when a larger share of an epoch's samples fails (of 100 samples at least)."""
+
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
@@ -267,7 +277,7 @@ def _problems(config: CDPGConfig) -> Iterable[str]:
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1, "evaluation_contexts": 1,
         "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1, "ziegler_horizon": 1,
-        "rows_per_pass": 1, "tokens_per_pass": 1,
+        "check_workers": 0, "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1,
     }  # fmt: skip
     for key, least in at_least.items():
         value = getattr(config, key)
@@ -279,11 +289,12 @@ def _problems(config: CDPGConfig) -> Iterable[str]:
             yield f"{key} must be a finite number of at least 0, not {value}"
     if config.adam_epsilon < _LEAST_EPSILON:
         yield f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 tells from 0, not {config.adam_epsilon}"
-    for key in ("ziegler_target_kl", "ziegler_clip"):
+    for key in ("ziegler_target_kl", "ziegler_clip", "check_seconds"):
         if not 0 < getattr(config, key) < float("inf"):
             yield f"{key} must be above 0 and finite, not {getattr(config, key)}"
-    if not 0 <= config.ziegler_gae_lambda <= 1:
-        yield f"ziegler_gae_lambda must lie in [0, 1], not {config.ziegler_gae_lambda}"
+    for key in ("ziegler_gae_lambda", "check_failures"):
+        if not 0 <= getattr(config, key) <= 1:
+            yield f"{key} must lie in [0, 1], not {getattr(config, key)}"
     if not all(0 <= beta < 1 for beta in config.adam_betas):
         yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
     if config.max_grad_norm is not None and not config.max_grad_norm > 0:

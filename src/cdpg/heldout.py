@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -114,13 +115,18 @@ class HeldOut:
             decoded = [model.decode(prompt, tokens) for prompt, tokens in zip(own, found, strict=True)]
             tokens = self.processes.gather(found)
             beams = self.processes.gather(decoded)
-            beam_b = self.judge(contexts, beams, tokens) if self.processes.is_main else []
+            beam_b = self._judged(contexts, beams, tokens) if self.processes.is_main else []
         outputs = [[text] for text in beams] if self.measure.beams else texts
         measured = self.measure(contexts, outputs) if self.processes.is_main else Measured()
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
         return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
+
+    def _judged(self, contexts: list[Context], texts: list[str], tokens: list[tuple[int, ...]]) -> list[float]:
+        """The verdict on each text, NaN where the check failed."""
+        found = self.judge.collect(self.judge.submit(contexts, texts, tokens))
+        return [math.nan if place in found.failures else b for place, b in enumerate(found.b)]
 
     def _scores(self, model: LanguageModel, outcome: Outcome) -> Tensor:
         """``[context, sample]``: log-probabilities of satisfying samples, 0 elsewhere."""

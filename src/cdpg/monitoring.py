@@ -1,4 +1,4 @@
-"""What an epoch leaves in ``metrics.jsonl`` and ``samples.jsonl``."""
+"""What an epoch leaves in ``metrics.jsonl``, ``samples.jsonl`` and ``failures.jsonl``."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ def metrics_record(
         "steps_nonfinite": summary.nonfinite,
         "samples": epoch.b.numel(),
         "tokens": int(epoch.lengths.sum()),
+        "checks_failed": int((~epoch.valid).sum()),
+        "checks_exhausted": sum(count for kind, count in epoch.checks.items() if kind.startswith("exhausted_")),
+        **{f"checks_{kind}": count for kind, count in epoch.checks.items()},
         **objective.metrics(),
     }
 
@@ -51,6 +54,7 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
     b, log_ratio, log_a, log_z = (
         epoch.own(tensor) for tensor in (epoch.b, epoch.log_ratio, epoch.log_a, epoch.log_z[:, None].expand_as(epoch.b))
     )
+    valid = epoch.own(epoch.valid)
     log_q = samples.log_q.flatten()
     records = []
     for row in sorted(order.tolist()):
@@ -63,13 +67,38 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
                 "sample": sample,
                 "prompt": samples.contexts[context].prompt,
                 "completion": samples.texts[context][sample],
-                "b": _number(b[row]),
+                "b": _number(b[row]) if valid[row] else None,
                 "log_q": _number(log_q[row]),
                 "log_a": _number(log_a[row]) if satisfied else None,
                 "log_z": _number(log_z[row]),
                 "log_ratio": _number(log_ratio[row]),
                 "tokens": int(samples.lengths.flatten()[row]),
                 "ended": bool(samples.ended.flatten()[row]),
+            }
+        )
+    return records
+
+
+def failure_records(epoch: Epoch) -> list[dict[str, Any]]:
+    """One of this process's samples for each way in which a check failed."""
+    samples = epoch.samples
+    examples: dict[tuple[str, str], int] = {}
+    for row, failure in epoch.failures.items():
+        examples.setdefault((failure.constraint, failure.kind), row)
+    records = []
+    for row in sorted(examples.values()):
+        failure = epoch.failures[row]
+        context, sample = divmod(row, samples.shape[1])
+        records.append(
+            {
+                "epoch": epoch.number,
+                "row": samples.contexts[context].row,
+                "sample": sample,
+                "constraint": failure.constraint,
+                "kind": failure.kind,
+                "detail": failure.detail,
+                "prompt": samples.contexts[context].prompt,
+                "completion": samples.texts[context][sample],
             }
         )
     return records

@@ -23,6 +23,7 @@ _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors
 _FREE = frozenset(
     {"output_dir", "epochs", "save_every", "keep_checkpoints", "evaluate_every", "log_samples", "report_to"}
     | {"trust_remote_code", "warmup_epochs", "evaluate_at_end", "evaluation_contexts", "evaluation_samples"}
+    | {"check_workers", "check_seconds", "check_memory", "check_failures"}
 )
 """Settings that a resumed run may change without changing what it computes; the warm-up is compared as it works out."""
 _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})

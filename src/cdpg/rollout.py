@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
-from cdpg.constraints.judge import Judge
+from cdpg.constraints.judge import CheckFailure, Judge, Pending
 from cdpg.contexts import Context
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.objectives.base import Epoch
@@ -18,6 +19,7 @@ from cdpg.parallel import Processes
 from cdpg.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
 from cdpg.scoring import score_samples
 from cdpg.uniforms import UniformStream
+from cdpg.workers.pool import KINDS
 
 
 @dataclass
@@ -32,6 +34,24 @@ class Stopwatch:
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
         self._since = now
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the constraint says of this process's samples."""
+
+    b: Tensor
+    """``[context, sample]``: 0 where the check failed."""
+    failures: dict[int, CheckFailure]
+    """By row of the flattened ``b``."""
+    exhausted: Counter[str]
+
+    @property
+    def valid(self) -> Tensor:
+        """``[context, sample]``: whether there is a verdict."""
+        valid = torch.ones(self.b.numel(), dtype=torch.bool)
+        valid[list(self.failures)] = False
+        return valid.view_as(self.b)
 
 
 @dataclass(frozen=True)
@@ -62,7 +82,8 @@ class Rollout:
         """
         share = self.processes.share(len(contexts))
         own = [contexts[i] for i in share], [prompts[i] for i in share]
-        samples, b = self._sample(number, *own, share.start, watch, stream)
+        samples, checked = self._sample(number, *own, share.start, watch, stream)
+        b = checked.b
         rows = torch.arange(b.numel())
         if not self.policy.exact_sampling:
             log_q = score_samples(self.policy, samples, rows, self.config.tokens_per_pass)
@@ -76,7 +97,7 @@ class Rollout:
                 token_log_a = score_samples(self.base, samples, needed, self.config.tokens_per_pass)
         watch.lap("base")
         lengths = samples.lengths.double()
-        table = torch.stack([b, torch.ones_like(b), samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
+        table = torch.stack([b, checked.valid.to(b), samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
         joined = self.processes.join(table, share, len(contexts)).unbind(dim=2)
         return Epoch(
             number=number,
@@ -89,6 +110,8 @@ class Rollout:
             token_log_a=token_log_a,
             first_context=share.start,
             total=self.processes.total,
+            checks=self._counted(checked),
+            failures=checked.failures,
         )
 
     def _sample(
@@ -99,11 +122,11 @@ class Rollout:
         first_slot: int,
         watch: Stopwatch,
         stream: str,
-    ) -> tuple[Samples, Tensor]:
-        """Samples of this process's contexts, and b, ``[context, sample]``."""
+    ) -> tuple[Samples, Checked]:
+        """Samples of this process's contexts, and what the constraint says of them, which it does meanwhile."""
         chunks: list[Chunk] = []
+        pending: list[Pending] = []
         per_context = self.config.num_generations
-        b = torch.zeros(len(prompts) * per_context, dtype=torch.float64)
         for chunk in sample_chunks(
             self.policy,
             prompts,
@@ -116,9 +139,30 @@ class Rollout:
         ):
             chunks.append(chunk)
             watch.lap("sampling")
-            verdicts = self.judge([contexts[row // per_context] for row in chunk.row], chunk.texts, chunk.tokens)
-            b[torch.tensor(chunk.row)] = torch.tensor(verdicts, dtype=torch.float64)
+            owners = [contexts[row // per_context] for row in chunk.row]
+            pending.append(self.judge.submit(owners, chunk.texts, chunk.tokens))
             watch.lap("constraint")
         samples = assemble(contexts, prompts, chunks, per_context)
         watch.lap("sampling")
-        return samples, b.view(len(prompts), per_context)
+        checked = self._collect(chunks, pending, len(prompts))
+        watch.lap("constraint")
+        return samples, checked
+
+    def _collect(self, chunks: Sequence[Chunk], pending: Sequence[Pending], contexts: int) -> Checked:
+        b = torch.zeros(contexts * self.config.num_generations, dtype=torch.float64)
+        failures: dict[int, CheckFailure] = {}
+        exhausted: Counter[str] = Counter()
+        for chunk, waiting in zip(chunks, pending, strict=True):
+            verdicts = self.judge.collect(waiting)
+            b[torch.tensor(chunk.row)] = torch.tensor(verdicts.b, dtype=torch.float64)
+            failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
+            exhausted += verdicts.exhausted
+        return Checked(b.view(contexts, self.config.num_generations), dict(sorted(failures.items())), exhausted)
+
+    def _counted(self, checked: Checked) -> dict[str, int]:
+        """Failures and exhaustion by kind, over all processes; what did not occur is left out."""
+        failed = Counter(failure.kind for failure in checked.failures.values())
+        names = [*(f"failed_{kind}" for kind in KINDS), *(f"exhausted_{kind}" for kind in KINDS)]
+        own = [*(failed[kind] for kind in KINDS), *(checked.exhausted[kind] for kind in KINDS)]
+        counts = self.processes.total(torch.tensor(own)).tolist()
+        return {name: count for name, count in zip(names, counts, strict=True) if count}

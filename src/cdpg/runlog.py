@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def failures(self) -> Path:
+        """An example of each way in which checks failed, epoch by epoch."""
+        return self.path / "failures.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
         return self.path / "checkpoints"

@@ -164,6 +164,7 @@ class _Batch:
         self.tokens: list[list[int]] = [[] for _ in context]
         self.log_q: list[list[float]] = [[] for _ in context]
         self.ended = [False] * len(context)
+        self.watched: dict[tuple[int, ...], bool] = {}
         self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
 
     def step(self, uniforms: Tensor, last: bool) -> bool:
@@ -189,9 +190,18 @@ class _Batch:
     def _stopped(self, row: int) -> bool:
         if self.stop is None:
             return False
-        if self.stop.watch and self.stop.watch.isdisjoint(self._text(row, self.tokens[row][-2:])):
+        if self.stop.watch and not self._is_watched(row):
             return False
         return self.stop.cut(self._text(row, self.tokens[row])) is not None
+
+    def _is_watched(self, row: int) -> bool:
+        """Whether the last two tokens hold a watched character; pairs come back often, and decoding them is slow."""
+        assert self.stop is not None
+        last = tuple(self.tokens[row][-2:])
+        known = self.watched.get(last)
+        if known is None:
+            known = self.watched[last] = not self.stop.watch.isdisjoint(self._text(row, last))
+        return known
 
     def _text(self, row: int, tokens: Sequence[int]) -> str:
         return self.model.decode(self.prompts[self.context[row]], tokens)

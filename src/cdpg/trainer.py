@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,17 @@ from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraint, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
-from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
+from cdpg.failures import FailureLog
 from cdpg.heldout import TUNED, Examination, HeldOut
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
+from cdpg.objectives.base import Epoch
 from cdpg.optimization import Updater, learning_rate, make_optimizer
 from cdpg.parallel import Processes
 from cdpg.progress import Progress
@@ -40,6 +43,7 @@ from cdpg.runlog import JsonlFile, RunFolder, costs, write_folder, write_json, w
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
+from cdpg.workers.limits import Limits
 
 _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
@@ -76,7 +80,7 @@ class CDPGTrainer:
         self.args = args or CDPGConfig()
         if train_dataset is None:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
-        self.judge = Judge(constraints)
+        self.judge = Judge(constraints, Limits.of(self.args, _processes_here()))  # first: it may have to fork
         self.processes = Processes(_accelerator(self.args))
         self.policy, self.base = _policy_and_base(model, self.args, self.processes, processing_class, peft_config)
         self.contexts = load_contexts(train_dataset)
@@ -95,26 +99,20 @@ class CDPGTrainer:
         )
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main)
         self.folder = RunFolder(self.args.output_dir)
+        self._failures = FailureLog(self.folder.failures, self.args.check_failures)
         self._logs = {
             "metrics": JsonlFile(self.folder.metrics),
             "samples": JsonlFile(self.folder.samples),
             "evaluations": JsonlFile(self.folder.evaluations),
+            "failures": self._failures.file,
         }
-        self._origin = provenance.origin(
-            model if isinstance(model, str) else _model_name(self.policy),
-            self.base.module,
-            [name_of(constraint) for constraint in self.judge.constraints],
-            self.contexts,
-            None if stop is None else type(stop).__name__,
-            self.processes.count,
-            command,
-        )
+        self._origin = self._where_from(model, stop, command)
         self._used, self._inputs = False, dict(inputs or {})
-        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
             stop,
         )  # fmt: skip
+        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
 
     @property
@@ -130,38 +128,37 @@ class CDPGTrainer:
         """
         record: dict[str, Any] = {}
         main = self.processes.is_main
-        with _hold(self.folder, main), GentleStop() as stop, _progress(self.args.epochs, main) as progress:
+        with (
+            _hold(self.folder, main),
+            closing(self.judge),
+            GentleStop() as stop,
+            _progress(self.args.epochs, main) as progress,
+        ):
             done = self._begin(resume_from_checkpoint, progress)
             self._callbacks.call("on_train_begin")
+            self._tell_checks({}, progress)
             nonfinite_epochs = 0
             for number in range(done + 1, self.args.epochs + 1):
                 record = self._epoch(number)
                 progress.update(record)
+                self._tell_checks(record, progress)
                 if number % self.args.evaluation_interval == 0 or number == self.args.epochs:
                     self._evaluate_along(number, progress)
                 signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
                 wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
                 ending = number == self.args.epochs or signalled or wanted
                 nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
-                if ending or number % self.args.save_every == 0 or nonfinite_epochs == _NONFINITE_LIMIT:
+                hopeless = nonfinite_epochs == _NONFINITE_LIMIT
+                if ending or hopeless or number % self.args.save_every == 0:
                     self._save_checkpoint(number)
-                if nonfinite_epochs == _NONFINITE_LIMIT:
-                    raise RunError(
-                        f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
-                        f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
-                    )
-                if signalled:
-                    # Another process may have heard the signal that this one did not.
-                    cause = stop.received or signal.SIGTERM
-                    how = provenance.how_to_resume(self._origin["command"])
-                    raise Interrupted(
-                        f"stopped after epoch {number}, a checkpoint is written; continue with: {how}", cause
-                    )
+                if hopeless or signalled:
+                    raise self._reason_to_end(number, hopeless, stop)
                 if ending:
                     break
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
+                self._failures.tell_all(self.folder.metrics, progress.note)
             if self.eval_contexts and self.args.evaluate_at_end:
                 self.evaluate(lambda text: self._tell(progress, stop, text))
             self.processes.wait()
@@ -176,7 +173,8 @@ class CDPGTrainer:
         """
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
-        found = self._examination.final(tell or _unheard)
+        with closing(self.judge):
+            found = self._examination.final(tell or _unheard)
         if not self.processes.is_main:
             return {}
         result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
@@ -200,6 +198,18 @@ class CDPGTrainer:
         api.create_repo(repo_id, exist_ok=True, private=options.pop("private", None))
         api.upload_folder(repo_id=repo_id, folder_path=path, **options)
 
+    def _where_from(self, model: str | nn.Module | LanguageModel, stop: StopRule | None, command: str | None) -> Any:
+        """What ``config.yaml`` says of the run's origin."""
+        return provenance.origin(
+            model if isinstance(model, str) else _model_name(self.policy),
+            self.base.module,
+            [name_of(constraint) for constraint in self.judge.constraints],
+            self.contexts,
+            None if stop is None else type(stop).__name__,
+            self.processes.count,
+            command,
+        )
+
     def _epoch(self, number: int) -> dict[str, Any]:
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
@@ -211,6 +221,7 @@ class CDPGTrainer:
             self.objective.scores_every_sample,
             watch,
         )
+        self._require_checks(epoch)
         summary = self._updater.update(epoch)
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
@@ -229,11 +240,38 @@ class CDPGTrainer:
             self._logs["metrics"].append(record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
                 self._logs["samples"].append(sample)
+            self._failures.append(epoch)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.epoch_end(record)
         return record
+
+    def _reason_to_end(self, number: int, hopeless: bool, stop: GentleStop) -> CDPGError:
+        """Why a run ends before its last epoch; a checkpoint has been written."""
+        if hopeless:
+            return RunError(
+                f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
+                f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
+            )
+        how = provenance.how_to_resume(self._origin["command"])
+        message = f"stopped after epoch {number}, a checkpoint is written; continue with: {how}"
+        return Interrupted(message, stop.received or signal.SIGTERM)  # another process may have heard it alone
+
+    def _require_checks(self, epoch: Epoch) -> None:
+        """End the run, with a checkpoint of what came before, if the checks of an epoch cannot be relied upon."""
+        problem = self._failures.too_many(epoch)
+        if problem is not None:
+            if epoch.number > 1:
+                self._save_checkpoint(epoch.number - 1)
+            if self.processes.is_main:
+                self._failures.append(epoch)
+            raise RunError(problem)
+
+    def _tell_checks(self, record: Mapping[str, Any], progress: Progress) -> None:
+        while self.judge.notices:
+            progress.note(self.judge.notices.pop(0))
+        self._failures.tell(record, progress.note)
 
     def _evaluate_along(self, number: int, progress: Progress) -> None:
         """Measure the policy on some held-out contexts and log it."""
@@ -300,6 +338,12 @@ class CDPGTrainer:
             save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
         self._callbacks.call("on_save")
         self.processes.wait()
+
+
+def _processes_here() -> int:
+    """Training processes on this machine, as a launcher says it: they share the cores."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(count) if count.isdigit() else 1
 
 
 def _accelerator(config: CDPGConfig) -> Accelerator:

@@ -19,6 +19,7 @@ from typing import Any
 
 from cdpg.constraints.texts import as_text, sources_of
 from cdpg.errors import UserError
+from cdpg.workers.functions import note_exhaustion, text_check
 
 LABELS = ("PERSON", "FAC", "GPE", "ORG", "NORP", "LOC", "EVENT")
 """The entity labels that count."""
@@ -30,16 +31,21 @@ MAX_SOURCE_CHARACTERS = 100_000
 MAX_RUN = 500
 
 _LONG_RUN = re.compile(rf"\S{{{MAX_RUN + 1},}}")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # has no UTF-8 form, which is what spaCy keeps
 _UNNEEDED = ("tagger", "parser", "senter", "attribute_ruler", "lemmatizer")
 _PREFIX = "summarize: "
 _CACHED_SOURCES = 4096
 
 
+@text_check(prepare=lambda: _prepare(), columns=("source",))
 def entities_from_source(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[bool]:
     """b(x, c) = 1 if |E(x)| >= 4 and E(x) is a subset of E(c), E being the set of named entities."""
     sources = sources_of(prompts, completions, kwargs)
     texts = [as_text(completion) for completion in completions]
     readable = list(dict.fromkeys(filter(_is_readable, texts)))
+    for text in texts:
+        if not _is_readable(text):
+            note_exhaustion("size")
     sets = dict(zip(readable, entity_sets(readable), strict=True))
     verdicts = []
     for source, text in zip(sources, texts, strict=True):
@@ -49,11 +55,13 @@ def entities_from_source(prompts: Sequence[Any], completions: Sequence[Any], **k
     return verdicts
 
 
+@text_check(prepare=lambda: _prepare())
 def entity_sets(texts: Iterable[str]) -> list[frozenset[str]]:
     """E(text) for each text: the lower-cased texts of its named entities."""
     return [frozenset(name.lower() for name, _ in found) for found in labelled_entities(texts)]
 
 
+@text_check(prepare=lambda: _prepare())
 def labelled_entities(texts: Iterable[str]) -> list[list[tuple[str, str]]]:
     """The named entities of each text as (text, label), in order of appearance, repetitions included."""
     documents = pipeline().pipe((_shorten(text) for text in texts), batch_size=64)
@@ -104,9 +112,13 @@ def pipeline() -> Any:
     )
 
 
+def _prepare() -> None:
+    pipeline()
+
+
 def _is_readable(text: str) -> bool:
     return len(text) <= MAX_CHARACTERS and not _LONG_RUN.search(text)
 
 
 def _shorten(text: str) -> str:
-    return _LONG_RUN.sub(" ", text[:MAX_SOURCE_CHARACTERS])
+    return _LONG_RUN.sub(" ", _SURROGATE.sub("\ufffd", text[:MAX_SOURCE_CHARACTERS]))

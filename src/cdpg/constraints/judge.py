@@ -1,15 +1,23 @@
-"""Calls constraints and makes sure that what they return can be used."""
+"""Calls constraints, in worker processes where it can be done, and makes sure that what they return can be used."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import traceback
-from collections.abc import Callable, Sequence
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.workers.frames import is_plain
+from cdpg.workers.functions import exhaustion_counted, reference_of, traits_of
+from cdpg.workers.limits import Limits
+from cdpg.workers.pool import BadResult, CannotStart, Failure, Outcomes, Pool
+from cdpg.workers.worker import told
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion.
@@ -17,11 +25,54 @@ Constraint = Callable[..., Any]
 That is the signature of TRL's reward functions: one with values in [0, 1] fits as it is.
 """
 
+_HEAVY = ("torch", "transformers")
+_OURS = ("completions", "completion_ids")
+_OF_THE_TEXT = frozenset({"cpu", "memory", "recursion", "crashed"})
+"""Failures that a built-in check owes to the text alone: they are a verdict."""
+
+
+@dataclass(frozen=True)
+class CheckFailure:
+    """Why a sample has no verdict."""
+
+    constraint: str
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        verb = "raised " if self.kind in ("exception", "memory", "recursion") else "gave no verdict: "
+        return f"constraint {self.constraint} {verb}{self.detail}"
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What has become of some samples."""
+
+    b: list[float]
+    """The verdict of each; 0 where there is none."""
+    failures: dict[int, CheckFailure] = field(default_factory=dict)
+    """Samples without a verdict, by place."""
+    exhausted: Counter[str] = field(default_factory=Counter)
+    """Verdicts of 0 because the text exhausted a built-in check, by kind."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Samples that are being judged: for each constraint the number of its batch, or what came of it already."""
+
+    count: int
+    outcomes: list[int | Outcomes]
+
 
 class Judge:
-    """b(x,c): the product of one or several constraints."""
+    """b(x,c): the product of one or several constraints.
 
-    def __init__(self, constraints: Constraint | Sequence[Constraint]) -> None:
+    Without ``limits``, or with 0 workers, constraints are called right here. With workers, those that can be imported
+    by name and those of a script are called in other processes; closures and objects, which may hold anything, are
+    not, and ``notices`` says so. Verdicts are the same either way.
+    """
+
+    def __init__(self, constraints: Constraint | Sequence[Constraint], limits: Limits | None = None) -> None:
         self.constraints = [constraints] if callable(constraints) else list(constraints)
         if not self.constraints:
             raise UserError("no constraint was given: pass a function of (prompts, completions, **columns)")
@@ -31,32 +82,152 @@ class Judge:
                     f"a constraint must be a function of (prompts, completions, **columns), not {constraint!r}"
                 )
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
+        self.notices: list[str] = []
+        """What the user should know; whoever tells empties it."""
+        self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
 
     def __call__(
         self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[float]:
-        """b of each completion, ``contexts[i]`` being the context of ``texts[i]``."""
-        verdicts = [1.0] * len(texts)
+        """b of each completion, ``contexts[i]`` being the context of ``texts[i]``; a failed check is an error."""
+        verdicts = self.collect(self.submit(contexts, texts, token_ids))
+        for failure in verdicts.failures.values():
+            raise RunError(str(failure))
+        return verdicts.b
+
+    def submit(self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]) -> Pending:
+        """Have completions judged while the caller does something else."""
         if not texts:
-            return verdicts
+            return Pending(0, [])
         arguments = _arguments(contexts, texts, token_ids)
-        for constraint, accepted in zip(self.constraints, self._accepted, strict=True):
+        outcomes: list[int | Outcomes] = []
+        for place, (constraint, accepted) in enumerate(zip(self.constraints, self._accepted, strict=True)):
             wanted = arguments if accepted is None else {key: arguments[key] for key in accepted if key in arguments}
-            values = as_verdicts(name_of(constraint), _call(constraint, wanted), len(texts))
-            verdicts = [verdict * value for verdict, value in zip(verdicts, values, strict=True)]
-        return verdicts
+            pool = self._ready_pool(place, wanted)
+            outcomes.append(_call(constraint, wanted) if pool is None else pool.submit(constraint, wanted))
+        return Pending(len(texts), outcomes)
+
+    def collect(self, pending: Pending) -> Verdicts:
+        """Wait for verdicts. A sample has none if a constraint failed on it, unless another one gave it 0."""
+        b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
+        for place, outcome in enumerate(pending.outcomes):
+            name, at_fault = name_of(self.constraints[place]), traits_of(self.constraints[place]).text_at_fault
+            try:
+                found = self._pool(place).collect(outcome) if isinstance(outcome, int) else outcome
+            except BadResult as error:
+                raise UserError(f"constraint {name} {error}") from error
+            exhausted += found.exhausted
+            filled = list(found.values)
+            for sample, failure in found.failures.items():
+                by_text = at_fault and failure.kind in _OF_THE_TEXT
+                filled[sample] = 0.0 if by_text else 1.0
+                if by_text:
+                    exhausted[failure.kind] += 1
+                else:
+                    failures.setdefault(sample, CheckFailure(name, failure.kind, failure.detail))
+            values = as_verdicts(name, filled, pending.count)
+            b = [verdict * value for verdict, value in zip(b, values, strict=True)]
+        failures = {sample: failures[sample] for sample in sorted(failures) if b[sample] > 0}
+        return Verdicts([0.0 if place in failures else value for place, value in enumerate(b)], failures, exhausted)
+
+    def close(self) -> None:
+        """End the worker processes; judging again starts them anew."""
+        for pool in self._pools:
+            if pool is not None:
+                pool.close()
+
+    def _open(self, limits: Limits) -> list[Pool | None]:
+        """A place for each constraint. Forking comes first: this process should have as few threads as possible."""
+        kinds = [
+            "forked" if _can_fork(constraint) else "named" if reference_of(constraint) else "here"
+            for constraint in self.constraints
+        ]
+        pools = {
+            kind: Pool([c for c, own in zip(self.constraints, kinds, strict=True) if own == kind], limits, fork=fork)
+            for kind, fork in (("forked", True), ("named", False))
+            if kind in kinds
+        }
+        places = [pools.get(kind) for kind in kinds]
+        for constraint, pool in zip(self.constraints, places, strict=True):
+            if pool is None:
+                self._tell_in_process(constraint, "it cannot be imported by name")
+        return places
+
+    def _pool(self, place: int) -> Pool:
+        pool = self._pools[place]
+        assert pool is not None
+        return pool
+
+    def _ready_pool(self, place: int, arguments: Mapping[str, Sequence[Any]]) -> Pool | None:
+        """The pool of a constraint; None, for good, if the constraint or its columns cannot be had elsewhere."""
+        pool = self._pools[place]
+        if pool is None:
+            return None
+        foreign = {key: values for key, values in arguments.items() if key not in _OURS}
+        odd = next((key for key, values in foreign.items() if not all(map(is_plain, _distinct(values)))), None)
+        if odd is not None:
+            self._tell_in_process(self.constraints[place], f"the column {odd!r} holds more than texts and numbers")
+            self._pools[place] = None
+            return None
+        try:
+            pool.wait_until_ready()
+        except CannotStart as error:
+            self._tell_in_process(self.constraints[place], f"a new process cannot import it: {error}")
+            self._pools[place] = None
+        return self._pools[place]
+
+    def _tell_in_process(self, constraint: Constraint, why: str) -> None:
+        self.notices.append(
+            f"constraint {name_of(constraint)} is called in the training process, because {why}: "
+            "there nothing ends a call that hangs, and no limit on memory holds"
+        )
 
 
-def _call(constraint: Constraint, arguments: dict[str, list[Any]]) -> Any:
-    """Call the user's function; what it raises is told with the line that raised it."""
-    try:
-        return constraint(**arguments)
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise RunError(
-            f"constraint {name_of(constraint)} raised {type(error).__name__}: {error} ({frame.filename}, line "
-            f"{frame.lineno})"
-        ) from error
+def _can_fork(constraint: Constraint) -> bool:
+    """A script's own function, or one whose module takes long to import and is there already.
+
+    Not one that closes over something: it might be a model that holds threads or a device.
+    """
+    if sys.platform != "linux" or not isinstance(constraint, types.FunctionType) or constraint.__closure__ is not None:
+        return False
+    return reference_of(constraint) is None or any(map(_is_heavy, constraint.__globals__.values()))
+
+
+def _is_heavy(value: Any) -> bool:
+    """Whether a name in a module comes from a library that takes seconds to import, or from what uses one."""
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(module, str):
+        return False
+    used = vars(sys.modules[module]) if module in sys.modules else {}
+    return module.partition(".")[0] in _HEAVY or any(name in used for name in _HEAVY)
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    """Each object once: the columns of a context stand beside every one of its samples."""
+    return list({id(value): value for value in values}.values())
+
+
+def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]]) -> Outcomes:
+    """Call a constraint here; if it raises, on each sample by itself."""
+    count = len(arguments["completions"])
+    with exhaustion_counted() as exhausted:
+        try:
+            values = constraint(**arguments)
+            return Outcomes(as_verdicts(name_of(constraint), values, count), {}, exhausted)
+        except UserError:
+            raise
+        except Exception as error:
+            raised = told(error)
+    if count > 1:
+        pieces = [_call(constraint, {key: [values[i]] for key, values in arguments.items()}) for i in range(count)]
+        return Outcomes(
+            [piece.values[0] for piece in pieces],
+            {place: piece.failures[0] for place, piece in enumerate(pieces) if piece.failures},
+            sum((piece.exhausted for piece in pieces), Counter()),
+        )
+    kind = "memory" if raised["memory"] else "recursion" if raised["type"] == "RecursionError" else "exception"
+    failure = Failure(kind, f"{raised['type']}: {raised['text']}{raised['where']}")
+    return Outcomes([None], {0: failure}, exhausted)
 
 
 def as_verdicts(name: str, values: Any, expected: int) -> list[float]:
@@ -108,6 +279,9 @@ def _arguments(
 
 def _accepted_arguments(constraint: Constraint) -> list[str] | None:
     """The keywords a constraint takes; None when it takes any."""
+    columns = traits_of(constraint).columns
+    if columns is not None:
+        return ["prompts", "completions", *columns]
     try:
         parameters = inspect.signature(constraint).parameters
     except (TypeError, ValueError):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdpg.constraints.texts import as_text, sources_of
+from cdpg.workers.functions import text_check
 
 NUMERALS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """The numerals that the constraint looks for, in the order of their digits."""
@@ -61,6 +62,7 @@ def mask_numbers(text: str) -> str:
     return _FRENCH.sub(PLACEHOLDER, masked)
 
 
+@text_check(columns=("source",))
 def numerals_as_digits(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[bool]:
     """b(x, c) = 1 if every numeral of the source stands as a digit in the translation.
 

@@ -9,12 +9,14 @@ configuration, and nothing is printed. Edge cases:
 * Tabs indent as Python has it; PEP8 forbids them (W191, E101).
 * NUL characters, lone surrogates, and text that exhausts the parser (MemoryError, RecursionError) do not compile.
 * What makes pycodestyle itself fail is not clean.
+* Text of more than ``MAX_CHARACTERS`` characters is not read: it neither compiles nor is it clean.
 """
 
 from __future__ import annotations
 
 import ast
 import codeop
+import contextvars
 import io
 import keyword
 import os
@@ -25,11 +27,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cdpg.errors import UserError
+from cdpg.workers.functions import note_exhaustion, text_check
 
 T = TypeVar("T")
 
 INCOMPLETE = "incomplete"
 OK = "ok"
+TOO_LONG = "too long"
+MAX_CHARACTERS = 100_000
+"""Far more than a model writes: some checks take time that grows with the square of the length."""
 
 _BLANK = " \t\f\r\n"
 # Python ends a line at \n, \r or \r\n, and starts the indentation anew after a form feed.
@@ -77,6 +83,7 @@ def function_source(signature: str, body: str) -> str:
     return text[: end.start() if end else None].rstrip(_BLANK) + "\n"
 
 
+@text_check(columns=("signature",))
 def compiles(
     prompts: Sequence[str], completions: Sequence[str], *, signature: Sequence[str] | None = None, **kwargs: Any
 ) -> list[bool]:
@@ -88,6 +95,7 @@ def compiles(
     return [outcome == OK for outcome in _guarded(lambda: [_compile_outcome(source) for source in sources])]
 
 
+@text_check(prepare=lambda: _pycodestyle(), columns=("signature",))
 def pep8_clean(
     prompts: Sequence[str], completions: Sequence[str], *, signature: Sequence[str] | None = None, **kwargs: Any
 ) -> list[bool]:
@@ -108,7 +116,7 @@ def has_statement(body: str) -> bool:
 
 
 def compile_outcome(source: str) -> str:
-    """``ok``, ``incomplete``, or the error's kind: ``SyntaxError: unmatched ')'``, ``MemoryError``, …
+    """``ok``, ``incomplete``, ``too long``, or the error's kind: ``SyntaxError: unmatched ')'``, ``MemoryError``, …
 
     What is particular to one text (names, line numbers, characters) is taken out of the message, so that kinds can
     be counted.
@@ -116,6 +124,7 @@ def compile_outcome(source: str) -> str:
     return compile_outcomes([source])[0]
 
 
+@text_check()
 def compile_outcomes(sources: Sequence[str]) -> list[str]:
     """`compile_outcome` of each source."""
     return _guarded(lambda: [_compile_outcome(source) for source in sources])
@@ -126,6 +135,7 @@ def pep8_codes(source: str) -> list[str] | None:
     return pep8_codes_of([source])[0]
 
 
+@text_check(prepare=lambda: _pycodestyle())
 def pep8_codes_of(sources: Sequence[str]) -> list[list[str] | None]:
     """`pep8_codes` of each source."""
     pycodestyle = _pycodestyle()
@@ -142,6 +152,7 @@ def ast_nodes(source: str) -> int | None:
     return ast_nodes_of([source])[0]
 
 
+@text_check()
 def ast_nodes_of(sources: Sequence[str]) -> list[int | None]:
     """`ast_nodes` of each source."""
     return _guarded(lambda: [_ast_nodes(source) for source in sources])
@@ -153,16 +164,27 @@ def _sources(prompts: Sequence[str], completions: Sequence[str], signature: Sequ
 
 
 def _compile_outcome(source: str) -> str:
+    if len(source) > MAX_CHARACTERS:
+        note_exhaustion("size")
+        return TOO_LONG
     try:
         code = codeop.compile_command(source, symbol="exec")
     except SyntaxError as error:
         return f"{type(error).__name__}: {_message_kind(str(error.msg))}"
     except Exception as error:  # ValueError, OverflowError, MemoryError, RecursionError: the text is at fault
+        _note(error)
         return type(error).__name__
     return INCOMPLETE if code is None else OK
 
 
+def _note(error: Exception) -> None:
+    if isinstance(error, (MemoryError, RecursionError)):
+        note_exhaustion("memory" if isinstance(error, MemoryError) else "recursion")
+
+
 def _ast_nodes(source: str) -> int | None:
+    if len(source) > MAX_CHARACTERS:
+        return None
     try:
         return sum(1 for _ in ast.walk(ast.parse(source)))
     except Exception:  # as in _compile_outcome
@@ -200,11 +222,15 @@ def _pycodestyle_defaults(pycodestyle: Any) -> Any:
 
 
 def _pep8_codes(source: str, pycodestyle: Any, options: Any) -> list[str] | None:
+    if len(source) > MAX_CHARACTERS:
+        note_exhaustion("size")
+        return None
     report = pycodestyle.BaseReport(options)  # counts, and prints nothing
     try:
         lines = io.StringIO(source, newline=None).readlines()
         pycodestyle.Checker(lines=lines, options=options, report=report).check_all()
-    except Exception:  # an IndexError on odd strings, a RecursionError, …
+    except Exception as error:  # an IndexError on odd strings, a RecursionError, …
+        _note(error)
         return None
     return [code for code in sorted(report.messages) for _ in range(report.counters[code])]
 
@@ -225,7 +251,8 @@ def _guarded(work: Callable[[], T]) -> T:
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, name="cdpg-python-check", daemon=True)
+    context = contextvars.copy_context()  # who counts exhaustion
+    thread = threading.Thread(target=context.run, args=(run,), name="cdpg-python-check", daemon=True)
     thread.start()
     thread.join()
     if failures:

@@ -125,7 +125,8 @@ class Evaluation:
     def _example_indices(self) -> list[int]:
         """Contexts spread over the whole list."""
         count = len(self.outcomes[BASE].contexts)
-        return sorted({index * count // _EXAMPLES for index in range(min(_EXAMPLES, count))})
+        shown = min(_EXAMPLES, count)
+        return [index * count // shown for index in range(shown)]
 
     def _example(self, index: int, names: Mapping[str, str]) -> dict[str, Any]:
         context = self.outcomes[BASE].contexts[index]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpg import partition
+from cdpg.constraints.judge import CheckFailure
 from cdpg.models.base import LanguageModel, TokenScores
 from cdpg.sampling import Samples
 from cdpg.target import log_target
@@ -47,6 +48,10 @@ class Epoch:
     """Where this process's contexts start among all."""
     total: Callable[[Tensor], Tensor]
     """Sum of a tensor over all processes."""
+    checks: Mapping[str, int] = field(default_factory=dict)
+    """``failed_timeout`` and its like: samples whose check failed or, built-in, was exhausted, over all processes."""
+    failures: Mapping[int, CheckFailure] = field(default_factory=dict)
+    """Why a check failed, by this process's own rows."""
 
     @cached_property
     def log_ratio(self) -> Tensor:

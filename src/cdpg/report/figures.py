@@ -363,4 +363,4 @@ def _stem(name: str) -> str:
 
 
 def _capital(label: str) -> str:
-    return label[:1].upper() + label[1:]
+    return label if "(" in label.partition(" ")[0] else label[:1].upper() + label[1:]

@@ -98,7 +98,7 @@ class Table:
 def tables_of(study: Study) -> list[Table]:
     """Every table that the study has figures for."""
     tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
-    return [part for table in (*tables, *_ideal(study), *_seeds(study), *_costs(study)) for part in _parts(table)]
+    return [part for table in (*_seeds(study), *tables, *_ideal(study), *_costs(study)) for part in _parts(table)]
 
 
 def _parts(table: Table) -> Iterator[Table]:

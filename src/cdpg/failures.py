@@ -1,0 +1,78 @@
+"""Failed checks of a run: examples in ``failures.jsonl``, a word to the user, an end when they are too many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cdpg.monitoring import failure_records
+from cdpg.objectives.base import Epoch
+from cdpg.runlog import JsonlFile, read_jsonl
+
+_FEWEST = 100
+"""A share of fewer samples says little: one that hangs among eight is no reason to stop."""
+
+
+class FailureLog:
+    """What is made of an epoch's failed checks; the same on every process, for it depends on joint counts alone."""
+
+    def __init__(self, path: Path, share: float) -> None:
+        self.file = JsonlFile(path)
+        self._share = share
+        self._told: set[str] = set()
+
+    def append(self, epoch: Epoch) -> None:
+        """Write the examples."""
+        for record in failure_records(epoch):
+            self.file.append(record)
+
+    def too_many(self, epoch: Epoch) -> str | None:
+        """Why the run cannot go on with this epoch, or None if it can."""
+        failed, total = int((~epoch.valid).sum()), epoch.valid.numel()
+        if not failed or (failed < total and failed <= self._share * max(total, _FEWEST)):
+            return None
+        example = f"; for example, {next(iter(epoch.failures.values()))}" if epoch.failures else ""
+        if failed == total:
+            return (
+                f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; "
+                "if the constraint needs a GPU or what only the training process has, set check_workers: 0"
+            )
+        return (
+            f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
+            f"more than the {self._share:.0%} that check_failures allows{example}; examples are in "
+            f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, "
+            "and continue with --resume"
+        )
+
+    def tell(self, record: Mapping[str, Any], notify: Callable[[str], None]) -> None:
+        """Say that checks failed, once for each kind."""
+        kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
+        if kinds - self._told:
+            self._told |= kinds
+            notify(f"epoch {record['epoch']}: {summary([record])}")
+
+    def tell_all(self, metrics: Path, notify: Callable[[str], None]) -> None:
+        """Say how many checks failed in the whole run, if any did."""
+        text = summary(read_jsonl(metrics)) if metrics.exists() else ""
+        if text:
+            notify(f"in all, {text}; examples of failures are in {str(self.file.path)!r}")
+
+
+def summary(records: Any) -> str:
+    """``3 checks failed (timeout 2, died 1) …`` for lines of ``metrics.jsonl``; empty if there is nothing to say."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update({key.removeprefix("checks_"): n for key, n in record.items() if key.startswith("checks_") and n})
+    parts = []
+    if counts["failed"]:
+        parts.append(f"{counts['failed']:,} checks failed ({_kinds(counts)}) and their samples were left out")
+    if counts["exhausted"]:
+        kinds = _kinds(counts, "exhausted_")
+        parts.append(f"{counts['exhausted']:,} texts exhausted a built-in check ({kinds}) and count as not satisfying")
+    return "; ".join(parts)
+
+
+def _kinds(counts: Mapping[str, int], prefix: str = "failed_") -> str:
+    return ", ".join(f"{key.removeprefix(prefix)} {n:,}" for key, n in counts.items() if key.startswith(prefix))

@@ -1,0 +1,91 @@
+"""A worker: calls functions on what it is sent, within limits that end it, and answers."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cdpg.errors import UserError
+from cdpg.workers.frames import Channel, as_plain, unpack
+from cdpg.workers.functions import exhaustion_counted
+from cdpg.workers.limits import Memory, die_with_parent, limit_cpu, limit_memory
+
+POSITIONAL = ""
+"""Name of a list that is passed by position: ``function(values)`` and not ``function(name=values)``."""
+_LONGEST_TEXT = 1000
+
+
+def work(channel: Channel, functions: Mapping[str, Callable[..., Any]], foreman: int) -> None:
+    """Answer requests until the foreman is gone; the process is the caller's to end."""
+    die_with_parent()
+    if os.getppid() != foreman:
+        return  # it died before the line above
+    settled: int | None = None
+    start = Memory.now()
+    channel.send({"ready": True})
+    while True:
+        try:
+            request = channel.receive()
+        except (EOFError, OSError):
+            return
+        function = functions[request["function"]]
+        arguments = {key: unpack(packed) for key, packed in request["arguments"].items()}
+        for batch in _singly(arguments) if request["each"] else [arguments]:
+            answer = _called(function, batch, request["cpu"], request["megabytes"])
+            now = Memory.now()
+            settled = now.data if settled is None else settled
+            answer["grown"] = now.peak - start.peak
+            answer["leaked"] = now.data - settled
+            channel.send(answer)
+
+
+def _singly(arguments: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+    count = len(next(iter(arguments.values())))
+    return [{key: values[place : place + 1] for key, values in arguments.items()} for place in range(count)]
+
+
+def _called(
+    function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], cpu: float | None, megabytes: float
+) -> dict[str, Any]:
+    """What a call returned or raised, ready to be sent."""
+    keywords = {key: values for key, values in arguments.items() if key != POSITIONAL}
+    positional = [arguments[POSITIONAL]] if POSITIONAL in arguments else []
+    with exhaustion_counted() as exhausted:
+        limit_memory(Memory.now().data, megabytes)
+        limit_cpu(cpu)
+        try:
+            values = function(*positional, **keywords)
+        except BaseException as error:  # SystemExit too: a function may not end the worker politely
+            limit_cpu(None)
+            limit_memory(Memory.now().data, 2 * megabytes)  # telling takes memory as well
+            return {"raised": told(error)}
+        limit_cpu(None)
+    try:
+        plain = as_plain(values)
+    except Exception:
+        return {"returned": _short(repr(values))}
+    count = len(next(iter(arguments.values())))
+    if not isinstance(plain, list):
+        return {"returned": _short(repr(values))}
+    if len(plain) != count:
+        return {"length": len(plain), "expected": count}
+    return {"values": plain, "exhausted": dict(exhausted)}
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    """An exception in words, with the line it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return {
+        "type": type(error).__name__,
+        "text": _short(str(error)),
+        "where": where,
+        "user": isinstance(error, UserError),
+        "memory": isinstance(error, MemoryError),
+    }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"

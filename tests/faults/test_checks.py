@@ -1,0 +1,220 @@
+"""Every built-in check on texts that are known to break it, and on thousands that might; calls that hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import naughty
+from cdpg.constraints import entities, numerals, python_code
+from cdpg.constraints.judge import Judge, Verdicts
+from cdpg.contexts import Context
+from cdpg.workers.limits import Limits
+from cdpg.workers.pool import Pool
+from hostile import BAD, fuzzed
+
+CONSTRAINTS = (
+    python_code.compiles,
+    python_code.pep8_clean,
+    numerals.numerals_as_digits,
+    entities.entities_from_source,
+)
+MEASURES = (
+    python_code.compile_outcomes,
+    python_code.pep8_codes_of,
+    python_code.ast_nodes_of,
+    entities.labelled_entities,
+)
+LIMITS = Limits(workers=2, seconds=10.0, megabytes=1024)
+SHORT = Limits(workers=2, seconds=3.0, megabytes=256)
+SLACK = 0.5
+SOURCE = "Barack Obama met Angela Merkel in Paris. Two of the United Nations' seven envoys flew to Texas with Google."
+
+
+class Watch(threading.Thread):
+    """The most memory that any process below this one ever had, in megabytes."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0.0
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(0.02):
+            for pid in _family(os.getpid()):
+                with contextlib.suppress(OSError, StopIteration, ValueError):
+                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                    self.peak = max(self.peak, int(next(x for x in lines if x.startswith("VmHWM")).split()[1]) / 1024)
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        children = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return children + [inner for child in children for inner in _family(child)]
+
+
+@contextlib.contextmanager
+def unharmed(limits: Limits) -> Iterator[None]:
+    """The workers stay under their cap, and this process does not grow."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Watch() as watch:
+        yield
+    # What a worker has before it starts: an interpreter, and at most spaCy with its model.
+    assert watch.peak < limits.megabytes * 9 / 8 + 400
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+
+
+def slowdown() -> float:
+    """How much longer than its computing time anything takes now, because other programs want the cores too."""
+    wall, cpu = time.monotonic(), time.process_time()
+    while time.process_time() - cpu < 1.0:
+        pass
+    return time.monotonic() - wall
+
+
+def judged(constraint: Callable[..., Any], texts: Sequence[str], limits: Limits) -> Verdicts:
+    """Texts as bodies of a function, or as they are."""
+    code = constraint in (python_code.compiles, python_code.pep8_clean)
+    prompt = "def f():" if code else SOURCE
+    bodies = ["\n" + textwrap.indent(text, "    ") if code else text for text in texts]
+    judge = Judge(constraint, limits)
+    try:
+        return judge.collect(judge.submit([Context(prompt, {}, 1)] * len(texts), bodies, [[0]] * len(texts)))
+    finally:
+        judge.close()
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
+def test_bad_inputs_get_a_verdict(constraint: Callable[..., Any]) -> None:
+    with unharmed(SHORT):
+        verdicts = judged(constraint, list(BAD.values()), SHORT)
+    assert verdicts.failures == {}
+    assert all(verdict in (0.0, 1.0) for verdict in verdicts.b)
+    if constraint is python_code.compiles:
+        satisfied = dict(zip(BAD, verdicts.b, strict=True))
+        assert satisfied["no blank"] == satisfied["calls"] + 1 == 1.0
+        assert not any(satisfied[name] for name in ("finally, nested in a loop", "many more marks to sort", "list"))
+        assert verdicts.exhausted["size"] >= 3
+        assert verdicts.exhausted["cpu"] + verdicts.exhausted["memory"] >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("function", MEASURES, ids=lambda function: function.__name__)
+def test_each_bad_input_ends_in_time(function: Callable[..., Any]) -> None:
+    """With the limits that runs have, one at a time, text as it stands."""
+    pool = Pool([function], LIMITS)
+    pool.wait_until_ready()
+    late = {}
+    try:
+        with unharmed(LIMITS):
+            for name, text in BAD.items():
+                started = time.monotonic()
+                outcome = pool.collect(pool.submit(function, [text]))
+                seconds = time.monotonic() - started
+                if seconds > LIMITS.seconds + SLACK and seconds / slowdown() > LIMITS.seconds + SLACK:
+                    late[name] = seconds
+                assert {failure.kind for failure in outcome.failures.values()} <= {"cpu", "memory", "crashed"}, name
+    finally:
+        pool.close()
+    assert late == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
+def test_ten_thousand_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any]) -> None:
+    with unharmed(LIMITS):
+        verdicts = judged(constraint, fuzzed(10_000), LIMITS)
+    assert verdicts.failures == {}
+    assert all(verdict in (0.0, 1.0) for verdict in verdicts.b)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
+def test_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any]) -> None:
+    texts = fuzzed(400, seed=1)
+    with unharmed(SHORT):
+        verdicts = judged(constraint, texts, SHORT)
+    assert verdicts.failures == {}
+    # Another order, and so other neighbours and other workers.
+    order = random.Random(2).sample(range(len(texts)), len(texts))
+    again = judged(constraint, [texts[place] for place in order], SHORT)
+    assert again.b == [verdicts.b[place] for place in order]
+
+
+@pytest.mark.slow
+def test_verdicts_do_not_depend_on_the_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Home directory, warnings, busy cores: bad texts among good ones, some of which use all the time they may."""
+    texts = [
+        *BAD.values(),
+        "return 1",
+        "x = 1\nreturn x",
+        "return  1",
+        "return '\\d'",
+        "assert (1, 2)",
+        "return 1 is 1",
+    ]
+    calm = {constraint: judged(constraint, texts, SHORT).b for constraint in CONSTRAINTS[:2]}
+    assert calm[python_code.compiles][-6:] == [1.0] * 6
+    assert calm[python_code.pep8_clean][-6:-3] == [1.0, 1.0, 0.0]
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config" / "pycodestyle").write_text("[pycodestyle]\nignore = E,W\nmax-line-length = 5\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setup.cfg").write_text("[pycodestyle]\nignore = E,W\n")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for constraint, verdicts in calm.items():
+            assert judged(constraint, texts, SHORT).b == verdicts
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(2.0, id="quick"), pytest.param(10.0, marks=pytest.mark.slow, id="default")]
+)
+def test_hanging_calls_cost_no_more_than_their_share(seconds: float) -> None:
+    """One in a hundred of an epoch's samples hangs: the time lost is below failures × limit ÷ workers."""
+    limits = Limits(workers=2, seconds=seconds, megabytes=256)
+    places = random.Random(3).sample(range(2048), 20)
+    good = ["good"] * 2048
+    bad = ["hang" if place in places else "good" for place in range(2048)]
+    pool = Pool([naughty.lengths], limits)
+    times = []
+    try:
+        pool.collect(pool.submit(naughty.lengths, good))
+        for batch in (good, bad):
+            started = time.monotonic()
+            numbers = [pool.submit(naughty.lengths, batch[start : start + 256]) for start in range(0, 2048, 256)]
+            failures = sum(len(pool.collect(number).failures) for number in numbers)
+            times.append(time.monotonic() - started)
+    finally:
+        pool.close()
+    assert failures == 20
+    assert times[1] - times[0] < failures * limits.seconds / limits.workers

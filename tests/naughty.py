@@ -1,0 +1,110 @@
+"""Constraints that misbehave, in a module that worker processes can import without delay."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from cdpg.workers.functions import text_check
+
+
+def act(text: str) -> None:
+    """Do what a text says; one that says nothing special does no harm."""
+    verb, _, rest = text.partition(" ")
+    if verb == "hang":
+        time.sleep(3600)
+    elif verb == "spin":
+        while True:
+            pass
+    elif verb == "exit":
+        os._exit(int(rest or 0))
+    elif verb == "leave":
+        sys.exit(3)
+    elif verb == "segfault":
+        ctypes.string_at(0)
+    elif verb == "exhaust":
+        kept = []
+        while True:
+            kept.append(bytearray(1 << 24))
+    elif verb == "raise":
+        raise ZeroDivisionError("oops")
+    elif verb == "family":  # a child, and one that leaves the group
+        for new_session in (False, True):
+            child = subprocess.Popen(["sleep", "3600"], start_new_session=new_session)
+            with Path(rest).open("a") as file:
+                file.write(f"{child.pid}\n")
+        time.sleep(3600)
+    elif verb == "talk":
+        os.write(1, b"to standard output\n")
+        os.write(2, b"to standard error\n")
+        sys.stdout.write("to sys.stdout\n")
+        sys.stderr.write("to sys.stderr\n")
+        warnings.warn("a warning", stacklevel=1)
+
+
+def lengths(texts: list[str]) -> list[int]:
+    for text in texts:
+        act(text)
+    return [len(text) for text in texts]
+
+
+def pids(texts: list[str]) -> list[int]:
+    for text in texts:
+        act(text)
+    return [os.getpid()] * len(texts)
+
+
+@text_check()
+def of_the_text(texts: list[str]) -> list[int]:
+    return lengths(texts)
+
+
+@text_check()
+def hungry(texts: list[str]) -> list[bool]:
+    """Whether so many megabytes can be had at once; copes with less, as a check that catches MemoryError does."""
+    answers = []
+    for text in texts:
+        try:
+            answers.append(len(bytearray(int(text) << 20)) > 0)
+        except MemoryError:
+            answers.append(False)
+    return answers
+
+
+def no_list(texts: list[str]) -> Any:
+    return True
+
+
+def too_few(texts: list[str]) -> list[int]:
+    return [1]
+
+
+def constraint(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    """Misbehaves as the column ``act`` says for completions that start with an ``a``; else true."""
+    for completion, what in zip(completions, columns["act"], strict=True):
+        if completion.startswith("a"):
+            act(what or "")
+    return [True] * len(completions)
+
+
+def always_raises(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    raise ZeroDivisionError("oops")
+
+
+def half_raises(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    if any(completion.startswith("a") for completion in completions):
+        raise ZeroDivisionError("oops")
+    return [True] * len(completions)
+
+
+def depth(texts: list[str]) -> list[list[Any]]:
+    """What might differ between processes and calls, and must not."""
+    here = threading.current_thread() is threading.main_thread()
+    return [[here, sys.getrecursionlimit(), hash("x"), os.getcwd()]] * len(texts)

@@ -1,0 +1,261 @@
+"""Intervals, beams, pooled divergences and what an evaluation writes, against exact values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.contexts import Context
+from cdpg.evaluation.beams import beam_search
+from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.code import CodeMeasure
+from cdpg.evaluation.divergence import kl_target_policy_pooled
+from cdpg.evaluation.statistics import (
+    context_means,
+    deviation_statistic,
+    difference,
+    interval,
+    mean_statistic,
+    ratio,
+    resample,
+)
+from cdpg.evaluation.summaries import SummaryMeasure
+from cdpg.evaluation.translation import TranslationMeasure, bleu_statistic
+from cdpg.models.loading import load_model
+from cdpg.runlog import read_jsonl
+from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
+from tiny import make_model, tokenizer_for
+
+pytest.importorskip("sacrebleu")
+
+
+# Intervals.
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_law() -> None:
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=400)
+    found = interval(mean_statistic(values), resample(400, seed=1))
+    half = 1.959964 * values.std() / 20
+    assert found.mean == pytest.approx(values.mean(), rel=1e-12)
+    assert found.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+
+
+def test_contexts_without_a_value_leave_the_mean() -> None:
+    statistic = mean_statistic(np.array([1.0, np.nan, 3.0]))
+    assert statistic.value() == 2.0
+    assert interval(mean_statistic(np.array([np.nan, np.nan])), resample(2, 0)).mean is None
+
+
+def test_means_over_outputs_leave_out_what_is_undefined_and_weigh_the_rest() -> None:
+    values = np.array([[1.0, np.nan, 4.0], [np.nan, np.nan, np.nan]])
+    assert context_means(values)[0] == 2.5
+    assert np.isnan(context_means(values)[1])
+    assert context_means(values, np.array([[3.0, 9.0, 1.0], [1.0, 1.0, 1.0]]))[0] == 1.75
+
+
+def test_the_deviation_of_the_partition() -> None:
+    z = np.array([0.1, 0.3, 0.2, 0.6])
+    assert deviation_statistic(z, np.zeros(4)).value() == pytest.approx(z.std() / z.mean(), rel=1e-12)
+    corrected = deviation_statistic(z, np.full(4, 0.01)).value()
+    assert corrected == pytest.approx(np.sqrt(z.var() - 0.01) / z.mean(), rel=1e-12)
+    assert deviation_statistic(z, np.full(4, 9.0)).value() == 0.0
+
+
+def test_comparisons_are_paired_by_context() -> None:
+    """Two models that differ by a constant on contexts that differ widely: the difference is certain."""
+    before = np.random.default_rng(0).normal(10.0, 5.0, size=50)
+    resamples = resample(50, seed=0)
+    found = difference(mean_statistic(before + 1.0), mean_statistic(before), resamples)
+    assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
+    doubled = ratio(mean_statistic(2 * before), mean_statistic(before), resamples)
+    assert (doubled.low, doubled.high) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert ratio(mean_statistic(before), mean_statistic(0 * before), resamples).mean is None
+
+
+# Beam search.
+
+
+def test_a_wide_beam_finds_the_most_probable_outcome() -> None:
+    model = tabular(seed=3)
+    universe = Universe.of(model, contexts_of(3))
+    lengths = universe.samples.lengths
+    scores = universe.log_prob(model) / lengths
+    best = scores.argmax(dim=1)
+    expected = [
+        tuple(universe.samples.tokens[context, index, : lengths[context, index]].tolist())
+        for context, index in enumerate(best.tolist())
+    ]
+    prompts = model.encode(contexts_of(3), MAX_LENGTH)
+    assert beam_search(model, prompts, MAX_LENGTH, beams=50, rows_per_pass=100) == expected
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llama", "gpt_neo"])
+def test_beams_are_those_of_transformers(family: str) -> None:
+    module, tokenizer = make_model(family).double(), tokenizer_for(family)
+    tokenizer.padding_side = "left"
+    contexts = [Context(text, {}, 1) for text in ("two dogs", "the quick brown fox jumps", "name", "a + b and three")]
+    model = load_model(module, CDPGConfig(device="cpu", dtype="float64"), tokenizer)
+    prompts = model.encode(contexts, 12)
+    found = beam_search(model, prompts, 12, beams=4, rows_per_pass=12)
+    for prompt, tokens in zip(prompts, found, strict=True):
+        module.generation_config.forced_eos_token_id = None
+        output = module.generate(
+            torch.tensor([prompt]), num_beams=4, do_sample=False, max_new_tokens=12, length_penalty=1.0,
+            early_stopping=False, no_repeat_ngram_size=0, forced_bos_token_id=None, forced_eos_token_id=None,
+        )[0].tolist()  # fmt: skip
+        start = 1 if module.config.is_encoder_decoder else len(prompt)
+        assert output[start : start + len(tokens)] == list(tokens)
+
+
+# The pooled divergence.
+
+
+def test_the_pooled_divergence_is_exact_on_a_pool_that_mirrors_the_mixture() -> None:
+    base, policy = tabular(seed=2), tabular(seed=1)
+    for model in (base, policy):
+        with torch.no_grad():
+            model.table.zero_()
+    with torch.no_grad():
+        policy.table[:, :, 1] = np.log(3.0)  # letters and end have weights 1, 3, 1, 1
+    universe = Universe.of(policy, contexts_of(2))
+    log_pi, log_a = universe.log_prob(policy), universe.log_prob(base)
+    b = universe.satisfied(lambda prompt, text: "b" in text)
+    log_p = torch.where(b > 0, log_a, float("-inf"))
+    log_z = log_p.logsumexp(dim=1)
+    ideal = (log_p - log_z[:, None]).exp()
+    exact = {
+        name: (ideal * (log_p - log_z[:, None] - log_model).masked_fill(b == 0, 0.0)).sum(dim=1)
+        for name, log_model in (("base", log_a), ("policy", log_pi))
+    }
+    mixture = (log_pi.exp() + log_a.exp()) / 2
+    counts = (mixture[0] * 2 * 64 * 216).round().long()  # a common multiple of all the probabilities
+    assert torch.allclose(counts.double() / counts.sum(), mixture[0], rtol=1e-12)
+    index = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    table = torch.stack([log_a, log_pi])[:, :, index]
+    valid = torch.ones(2, len(index), dtype=torch.bool)
+    found = kl_target_policy_pooled(log_p[:, index], table, valid)
+    assert torch.allclose(found, torch.stack([exact["base"], exact["policy"]]), rtol=1e-9)
+
+
+def test_the_pooled_divergence_ignores_what_failed_and_knows_when_it_knows_nothing() -> None:
+    log_p = torch.tensor([[-1.0, float("-inf"), -2.0], [float("-inf")] * 3], dtype=torch.float64)
+    table = torch.tensor([[[-1.0, 0.0, -2.0]] * 2, [[-1.5, 0.0, -0.5]] * 2], dtype=torch.float64)
+    some = torch.tensor([[True, True, False], [True, True, True]])
+    found = kl_target_policy_pooled(log_p, table, some)
+    # One satisfying sample of two is left: its weight is 1 and log Ẑ = log(P / q̄ / 2).
+    log_mixture = table[:, 0, 0].logsumexp(0) - np.log(2)
+    log_z = -1.0 - log_mixture - np.log(2)
+    assert torch.allclose(found[:, 0], -1.0 - log_z - table[:, 0, 0])
+    assert found[:, 1].isnan().all()
+
+
+# Metrics of the tasks.
+
+
+def test_bleu_from_sums_is_that_of_the_corpus() -> None:
+    import sacrebleu
+
+    outputs = ["un chat noir dort", "les deux chiens jouent dans la neige", "rien du tout ici"]
+    references = ["un chat noir dort ici", "les 2 chiens jouent dans la neige fraîche", "tout autre chose que cela"]
+    statistic = bleu_statistic([[text] for text in outputs], references, lambda text: text)
+    assert statistic.value() == pytest.approx(sacrebleu.corpus_bleu(outputs, [references]).score, rel=1e-9)
+    twice = statistic.on(np.array([[2.0, 0.0, 1.0]]))[0]
+    repeated = [outputs[0], outputs[0], outputs[2]], [[references[0], references[0], references[2]]]
+    assert twice == pytest.approx(sacrebleu.corpus_bleu(*repeated).score, rel=1e-9)
+
+
+def test_masked_bleu_does_not_care_how_numbers_are_written() -> None:
+    context = Context("two cats", {"reference": "deux chats dorment sur le lit"}, 1)
+    found = TranslationMeasure()([context], [["2 chats dorment sur le lit"]])
+    assert found.corpus["bleu_masked"].value() == pytest.approx(100.0)
+    assert found.corpus["bleu"].value() < 100.0
+    assert set(TranslationMeasure()([Context("two", {}, 1)], [["2"]]).corpus) == set()
+
+
+def test_code_is_measured_with_its_signature() -> None:
+    context = Context("def f(a):", {}, 1)
+    found = CodeMeasure()([context], [["\n    return a\n", "\n    return (a\n", "\n    return  a"]])
+    assert found.features["compilability"].tolist() == [[1.0, 0.0, 1.0]]
+    assert found.features["characters"][0, 0] == len("def f(a):\n    return a")
+    assert np.isnan(found.features["ast_nodes"][0, 1])
+    assert found.frequencies["compile_outcome"]["ok"] == 2
+    assert found.frequencies["pep8_code"]["E271"] == 1
+
+
+def test_summaries_are_measured_against_source_and_reference() -> None:
+    pytest.importorskip("spacy")
+    source = "Angela Merkel met Barack Obama in Berlin on Monday."
+    context = Context(source, {"source": source, "reference": "Angela Merkel met Barack Obama."}, 1)
+    found = SummaryMeasure()([context], [["Angela Merkel met Barack Obama."]])
+    assert found.features["entities"].tolist() == [[2.0]]
+    assert found.features["precision_source"].tolist() == [[1.0]]
+    assert found.features["recall_target"].tolist() == [[1.0]]
+    assert found.features["rouge_l"].tolist() == [[1.0]]
+    assert found.frequencies["entity_label"]["PERSON"] == 2
+
+
+# The whole.
+
+
+def has_a(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    return ["a" in text for text in completions]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    config = CDPGConfig(
+        output_dir=str(folder), epochs=20, contexts_per_epoch=3, num_generations=200, learning_rate=0.05,
+        max_completion_length=MAX_LENGTH, evaluation_samples=2000, evaluation_contexts=2, device="cpu",
+    )  # fmt: skip
+    trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts_of(3))
+    trainer.train()
+    return folder
+
+
+def test_an_evaluation_agrees_with_enumeration(run: Path) -> None:
+    """Each interval of the base holds the exact value, which enumeration gives."""
+    result = json.loads((run / "evaluation.json").read_text())
+    base = tabular(seed=5)
+    universe = Universe.of(base, contexts_of(3))
+    log_a = universe.log_prob(base)
+    b = universe.satisfied(lambda prompt, text: "a" in text)
+    z = (log_a.exp() * b).sum(dim=1)
+    exact_kl = -z.log()  # KL(p_c, a) = −log Z_c
+    found = result["base"]
+    assert found["satisfaction"]["mean"] == pytest.approx(float(z.mean()), abs=0.03)
+    assert found["kl_target_policy_pooled"]["mean"] == pytest.approx(float(exact_kl.mean()), abs=0.05)
+    assert found["kl_policy_base"]["mean"] == 0.0
+    assert result["partition"] == pytest.approx(z.tolist(), abs=0.05)
+    lengths = universe.samples.lengths
+    ideal = ((log_a.exp() * b / z[:, None]) * lengths).sum(dim=1).mean()
+    assert result["ideal"]["length"]["mean"] == pytest.approx(float(ideal), abs=0.06)
+
+
+def test_the_tuned_model_stands_beside_the_base(run: Path) -> None:
+    result = json.loads((run / "evaluation.json").read_text())
+    assert result["tuned"]["satisfaction"]["mean"] > result["base"]["satisfaction"]["mean"]
+    assert result["tuned"]["kl_target_policy_pooled"]["mean"] < result["base"]["kl_target_policy_pooled"]["mean"]
+    change = result["changes"]["tuned"]["satisfaction"]
+    both = result["tuned"]["satisfaction"]["mean"], result["base"]["satisfaction"]["mean"]
+    assert change["ratio"]["mean"] == pytest.approx(both[0] / both[1])
+    assert change["difference"]["mean"] == pytest.approx(both[0] - both[1])
+    assert result["costs"]["tuned"]["samples"] == 20 * 3 * 200
+    assert set(result["base"]) == set(result["tuned"]) <= set(METRICS)
+    assert [len(example["outputs"]["tuned"]) for example in result["examples"]] == [4, 4, 4]
+
+
+def test_the_run_was_evaluated_along_its_way(run: Path) -> None:
+    records = list(read_jsonl(run / "evaluations.jsonl"))
+    assert [record["epoch"] for record in records] == list(range(0, 21, 2))
+    assert [record["samples"] for record in records] == [600 * epoch for epoch in range(0, 21, 2)]
+    assert records[0]["metrics"]["kl_policy_base"]["mean"] == 0.0
+    assert records[-1]["metrics"]["satisfaction"]["mean"] > records[0]["metrics"]["satisfaction"]["mean"]
+    assert {record["contexts"] for record in records} == {2}

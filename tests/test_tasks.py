@@ -1,0 +1,251 @@
+"""Tasks by name: their contexts, presets and constraints, and the commands that run and compare them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cdpg import constraints
+from cdpg.cli import app
+from cdpg.config import CDPGConfig
+from cdpg.errors import UserError
+from cdpg.job import Job, gather
+from cdpg.tasks import TASKS, find_task
+from cdpg.tasks.code import follows_pep8
+from tiny import save
+
+NAMES = ("translation-numbers", "summarization-entities", "code-compilability", "code-pep8")
+
+
+def job_of(task: str, **given: Any) -> Job:
+    return Job.from_mapping({"task": task, **given})
+
+
+def ignore(message: str) -> None:
+    pass
+
+
+def test_the_tasks_are_those_of_the_paper() -> None:
+    assert set(TASKS) == set(NAMES)
+    for task in TASKS.values():
+        assert set(task.presets) == {"tiny", "paper"}
+        assert getattr(constraints, task.constraint.partition(":")[2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_fills_in_everything(name: str) -> None:
+    job = job_of(name)
+    inputs = job.load(ignore)
+    assert job.model in ("t5-tiny", "code-tiny")
+    assert len(inputs.tuning) >= 1000
+    assert len(inputs.held_out) >= 150
+    prompts = {context.prompt for context in inputs.tuning}
+    assert not prompts & {context.prompt for context in inputs.held_out}
+    assert inputs.constraints == [getattr(constraints, TASKS[name].constraint.partition(":")[2])]
+    assert (inputs.stop is not None) == name.startswith("code")
+    assert inputs.measure.beams == (0 if name.startswith("code") else 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_paper_preset_has_the_settings_of_the_paper(name: str) -> None:
+    settings = job_of(name, preset="paper").settings
+    assert (settings.epochs, settings.contexts_per_epoch, settings.warmup) == (1000, 32, 100)
+    code = name.startswith("code")
+    assert settings.samples_per_epoch == (2048 if code else 1024)
+    assert settings.learning_rate == (1.41e-6 if code else 1e-4)
+    assert settings.max_completion_length == (128 if code else 200)
+    assert settings.batch_size is None
+
+
+def test_what_is_given_goes_before_the_preset() -> None:
+    job = job_of("code-pep8", epochs=3, model="some/model", learning_rate=1e-3)
+    assert (job.settings.epochs, job.model, job.settings.learning_rate) == (3, "some/model", 1e-3)
+    assert Job.from_mapping({**job.inputs(), **job.settings.to_mapping()}) == job
+
+
+def test_prompts_have_the_prefix_and_columns_of_the_task() -> None:
+    context = job_of("translation-numbers").load(ignore).tuning[0]
+    assert context.prompt == "translate English to French: " + context.columns["source"]
+    assert context.columns["reference"]
+    signature = job_of("code-compilability", prompt_prefix="import os\n\n\n").load(ignore).tuning[0]
+    assert signature.prompt == "import os\n\n\n" + signature.columns["signature"]
+
+
+def test_signatures_that_break_pep8_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "signatures.txt"
+    lines = ["def fine(a):", "def bad( a ):", *(f"def f{i}(x):" for i in range(60))]
+    file.write_text("\n".join(lines) + "\n")
+    assert follows_pep8([{"signature": line} for line in lines[:2]]) == [True, False]
+    told: list[str] = []
+    inputs = job_of("code-pep8", contexts=str(file)).load(told.append)
+    everything = [context.prompt for context in (*inputs.tuning, *inputs.held_out)]
+    assert sorted(everything) == sorted(lines[:1] + lines[2:])
+    assert any("1 of 62 contexts cannot be satisfied" in text for text in told)
+    assert len(inputs.held_out) == 6
+
+
+def test_a_folder_of_sources_gives_signatures(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f(x):\n    return x\n\n\nclass A:\n    def g(self):\n        pass\n")
+    inputs = job_of("code-compilability", contexts=str(tmp_path)).load(ignore)
+    assert [context.prompt for context in inputs.tuning] == ["def f(x):", "def g(self):"]
+    assert inputs.held_out == inputs.tuning  # too few to hold any out
+
+
+def test_a_line_that_is_no_signature_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "signatures.txt"
+    file.write_text("def f(x):\nclass A:\n")
+    with pytest.raises(UserError, match=r"row 2: expected a line 'def name"):
+        job_of("code-compilability", contexts=str(file)).load(ignore)
+
+
+def test_pairs_of_a_file_with_source_and_reference(tmp_path: Path) -> None:
+    tuning, held_out = tmp_path / "train.csv", tmp_path / "test.csv"
+    for file, count in ((tuning, 4), (held_out, 2)):
+        with file.open("w", newline="") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(["source", "reference"])
+            writer.writerows([f"{count} two dogs {i}", f"deux chiens {i}"] for i in range(count))
+    job = job_of("translation-numbers", contexts=str(tuning), eval_contexts=str(held_out), prompt_prefix="")
+    inputs = job.load(ignore)
+    assert [context.prompt for context in inputs.held_out] == ["2 two dogs 0", "2 two dogs 1"]
+    assert inputs.tuning[3].columns == {"source": "4 two dogs 3", "reference": "deux chiens 3"}
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="did you mean 'code-pep8'"):
+        find_task("code-pep")
+    with pytest.raises(UserError, match="no preset 'big'; code-pep8 has tiny, paper"):
+        job_of("code-pep8", preset="big")
+    result = CliRunner().invoke(app, ["run", "summarisation-entities"])
+    assert "did you mean 'summarization-entities'" in str(result.exception)
+
+
+# Data sets of the hub, by a stand-in for the library.
+
+HUB = {
+    "Helsinki-NLP/europarl": [
+        {"translation": {"en": f"There are {word} of us, {i}.", "fr": f"Nous sommes {i}."}}
+        for i in range(40)
+        for word in ("three", "many")
+    ],
+    "abisee/cnn_dailymail": [{"article": f"Article {i}.", "highlights": f"Short {i}."} for i in range(50)],
+    "code-search-net/code_search_net": [
+        {"func_code_string": f"def f{i}(x):\n    return x\n"} for i in range(30)
+    ] + [{"func_code_string": "def broken(:\n"}] * 5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(path: str, name: str, split: str) -> list[dict[str, Any]]:
+        if split != "train":
+            raise ValueError(split)
+        return HUB[path]
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
+@pytest.mark.parametrize(("name", "count"), [(NAMES[0], 40), (NAMES[1], 50), (NAMES[2], 30), (NAMES[3], 30)])
+def test_contexts_come_from_the_hub(hub: None, name: str, count: int) -> None:
+    inputs = job_of(name, preset="paper").load(ignore)
+    assert len(inputs.tuning) == len(inputs.held_out) == count // 2
+    prompts = {context.prompt for context in (*inputs.tuning, *inputs.held_out)}
+    assert len(prompts) == count
+    assert inputs.tuning != job_of(name, preset="paper", seed=1).load(ignore).tuning
+
+
+def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("datasets")
+
+    def load_dataset(*names: str, **options: str) -> None:
+        raise ConnectionError("no route to host\nand more")
+
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    with pytest.raises(UserError, match=r"cannot load the data set .*: no route to host; give a file"):
+        job_of(NAMES[0], preset="paper").load(ignore)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="not installed"):
+        job_of(NAMES[0], preset="paper").load(ignore)
+
+
+# The commands, on models made on the spot.
+
+
+def short(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    return [len(text) < 40 for text in completions]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare")
+    model = save(folder / "t5", "t5")
+    arguments = [
+        "compare", "translation-numbers", "--model", str(model), "--epochs", "2", "--methods", "cdpg, reinforce",
+        "--constraint", "test_tasks:short", "--output-dir", str(folder / "out"), "--seeds", "2",
+        "--set", "contexts_per_epoch=2", "--set", "num_generations=4", "--set", "max_completion_length=6",
+        "--set", "evaluation_contexts=2", "--set", "evaluation_samples=2", "--set", "check_workers=0",
+        "--set", "device=cpu",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "report:" in result.output
+    return folder / "out"
+
+
+RUNS = ["cdpg-seed0", "cdpg-seed1", "reinforce-seed0", "reinforce-seed1"]
+
+
+def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
+    result = json.loads((comparison / "comparison.json").read_text())
+    assert list(result["models"]) == ["base", *RUNS]
+    assert result["decoding"] == "beam"
+    assert "bleu_masked" in result["models"]["base"]
+    assert set(result["seeds"]) == {"cdpg", "reinforce"}
+    assert len(result["seeds"]["cdpg"]["satisfaction"]["values"]) == 2
+    assert {cost["samples"] for cost in result["costs"].values()} == {16}
+    for name in RUNS:
+        own = json.loads((comparison / name / "evaluation.json").read_text())
+        assert own["tuned"] == result["models"][name]
+        assert own["base"] == result["models"]["base"]
+    assert (comparison / "report.html").is_file()
+
+
+def test_a_comparison_is_continued_where_it_ended(comparison: Path) -> None:
+    before = (comparison / "comparison.json").read_text()
+    command = json.loads(before)["command"]
+    assert command  # what made it stands in the file
+    config = CDPGConfig.from_mapping(
+        {
+            key: value
+            for key, value in gather(comparison / RUNS[0] / "config.yaml", {}, []).items()
+            if key in vars(CDPGConfig())
+        }
+    )
+    assert (config.method, config.seed) == ("cdpg", 0)
+
+
+def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    arguments = ["evaluate", str(comparison / RUNS[1]), "--output", str(output), "--set", "evaluation_samples=2"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found = json.loads(output.read_text())
+    assert set(found) >= {"base", "tuned", "changes"}
+    assert found["contexts"] == 300
+
+
+def test_the_tasks_are_listed() -> None:
+    result = CliRunner().invoke(app, ["tasks"])
+    assert result.exit_code == 0
+    for name in NAMES:
+        assert name in result.output

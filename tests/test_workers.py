@@ -1,0 +1,483 @@
+"""Worker processes: whatever a function does, every sample is answered for, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import naughty
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.constraints import python_code
+from cdpg.constraints.judge import Judge
+from cdpg.contexts import Context
+from cdpg.errors import RunError, UserError
+from cdpg.runlog import read_jsonl
+from cdpg.workers.frames import as_plain, is_plain, pack, unpack
+from cdpg.workers.functions import reference_of
+from cdpg.workers.limits import Limits
+from cdpg.workers.pool import BadResult, Pool
+from enumeration import contexts_of, tabular
+
+QUICK = Limits(workers=2, seconds=1.0, megabytes=128)
+
+
+@contextlib.contextmanager
+def pool(*functions: Any, limits: Limits = QUICK, fork: bool = False) -> Iterator[Pool]:
+    made = Pool(functions, limits, fork)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def outcome(function: Any, batch: list[str], **options: Any) -> Any:
+    with pool(function, **options) as made:
+        return made.collect(made.submit(function, batch))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(is_alive, pids))
+
+
+def family(pid: int) -> list[int]:
+    """A process's descendants."""
+    children = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [inner for child in children for inner in family(child)]
+
+
+# Outcomes.
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "detail"),
+    [
+        ("hang", "timeout", "no answer after 1 s"),
+        ("spin", "timeout", "no answer after 1 s"),
+        ("exit 0", "died", "status 0"),
+        ("exit 7", "died", "status 7"),
+        ("segfault", "crashed", "SIGSEGV"),
+        ("exhaust", "memory", "MemoryError"),
+        ("raise", "exception", r"ZeroDivisionError: oops (" + naughty.__file__),
+        ("leave", "exception", "SystemExit: 3"),
+    ],
+)
+def test_one_bad_sample_fails_alone(verb: str, kind: str, detail: str) -> None:
+    batch = ["good"] * 20 + [verb] + ["fine!"] * 30
+    found = outcome(naughty.lengths, batch)
+    assert list(found.failures) == [20]
+    assert found.failures[20].kind == kind
+    assert detail in found.failures[20].detail
+    assert [value for place, value in enumerate(found.values) if place != 20] == [4] * 20 + [5] * 30
+
+
+def test_failures_anywhere_and_many() -> None:
+    batch = ["raise", "good", "exit 1", "exit 1", "good", "hang", "segfault", "raise"]
+    found = outcome(naughty.lengths, batch)
+    assert {place: failure.kind for place, failure in found.failures.items()} == {
+        0: "exception", 2: "died", 3: "died", 5: "timeout", 6: "crashed", 7: "exception"
+    }  # fmt: skip
+    assert [found.values[place] for place in (1, 4)] == [4, 4]
+
+
+def test_computing_time_is_what_counts_for_a_marked_function() -> None:
+    """It is spent after half the limit, and a sleep of more than the limit is no failure."""
+    started = time.monotonic()
+    found = outcome(naughty.of_the_text, ["good", "spin", "good"])
+    assert found.failures[1].kind == "cpu"
+    assert list(found.failures) == [1]
+    assert time.monotonic() - started < 10.0
+
+
+def test_memory_is_what_it_would_be_in_a_fresh_worker() -> None:
+    """Whatever the samples before it took: just below the limit it can be had, just above it cannot."""
+    needs = ["90", "115", "10", "140", "90", "10", "115", "140", "5", "20", "115", "10000000"]
+    found = outcome(naughty.hungry, needs, limits=Limits(workers=1, seconds=5.0, megabytes=128))
+    assert found.failures == {}
+    assert found.values == [int(need) < 128 for need in needs]
+
+
+def test_a_worker_is_used_again_until_it_fails() -> None:
+    with pool(naughty.pids, limits=Limits(1, 1.0, 128)) as made:
+        first = made.collect(made.submit(naughty.pids, ["a"] * 600)).values
+        assert len(set(first)) == 1
+        assert set(made.collect(made.submit(naughty.pids, ["a"])).values) == set(first)
+        made.collect(made.submit(naughty.pids, ["exit 1"]))
+        assert set(made.collect(made.submit(naughty.pids, ["a"])).values).isdisjoint(first)
+        assert os.getpid() not in first
+
+
+def test_hanging_samples_are_waited_for_side_by_side() -> None:
+    batch = (["good"] * 24 + ["hang"]) * 8
+    with pool(naughty.lengths) as made:
+        made.collect(made.submit(naughty.lengths, ["good"] * 64))  # how long one takes is known from here on
+        started = time.monotonic()
+        found = made.collect(made.submit(naughty.lengths, batch))
+        lost = time.monotonic() - started
+    assert Counter(failure.kind for failure in found.failures.values()) == {"timeout": 8}
+    assert lost < 8 * QUICK.seconds  # in turn, and each after its chunk, it would be 16
+
+
+def test_the_caller_is_not_kept_waiting() -> None:
+    with pool(naughty.lengths) as made:
+        made.wait_until_ready()
+        started = time.monotonic()
+        number = made.submit(naughty.lengths, ["hang"])
+        assert time.monotonic() - started < 0.5
+        assert made.collect(made.submit(naughty.lengths, ["good"])).values == [4]
+        assert made.collect(number).failures[0].kind == "timeout"
+
+
+def test_overhead_is_small() -> None:
+    batch = ["some text"] * 256
+    with pool(naughty.lengths) as made:
+        made.collect(made.submit(naughty.lengths, batch))
+        best = min(_seconds(made, batch) for _ in range(5))
+    assert best < 0.3  # measured: 0.02
+
+
+def _seconds(made: Pool, batch: list[str]) -> float:
+    started = time.monotonic()
+    for number in [made.submit(naughty.lengths, batch) for _ in range(8)]:
+        made.collect(number)
+    return time.monotonic() - started
+
+
+def test_what_is_wrong_with_the_function_is_an_error() -> None:
+    with pytest.raises(BadResult, match="must return a list"):
+        outcome(naughty.no_list, ["a", "b"])
+    with pytest.raises(BadResult, match="returned 1 values for 2"):
+        outcome(naughty.too_few, ["a", "b", "c"], limits=Limits(2, 1.0, 128))
+    with pytest.raises(UserError, match="by name"):
+        Pool([lambda texts: texts], QUICK)
+
+
+def test_functions_may_come_later() -> None:
+    with pool(naughty.lengths) as made:
+        assert made.collect(made.submit(naughty.lengths, ["ab"])).values == [2]
+        found = made.collect(made.submit(python_code.compile_outcomes, ["x = 1\n", "x = (\n", "x )\n"]))
+        assert found.values == ["ok", "incomplete", "SyntaxError: unmatched ')'"]
+        assert made.collect(made.submit(python_code.ast_nodes_of, ["x = 1\n"])).values == [5]
+
+
+def test_a_forked_pool_takes_any_function() -> None:
+    assert outcome(lambda texts: [text.upper() for text in texts], ["a", "hang"], fork=True).values == ["A", "HANG"]
+    found = outcome(naughty.lengths, ["good", "segfault", "hang", "good"], fork=True)
+    assert {place: failure.kind for place, failure in found.failures.items()} == {1: "crashed", 2: "timeout"}
+
+
+# Nothing is left behind, nothing gets out.
+
+
+def test_children_are_killed_with_their_worker(tmp_path: Path) -> None:
+    found = outcome(naughty.lengths, [f"family {tmp_path / 'pids'}"])
+    assert found.failures[0].kind == "timeout"
+    children = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(children) >= 2
+    assert gone(children)
+
+
+def test_nothing_is_written_to_standard_output_or_error() -> None:
+    program = (
+        "import naughty; from cdpg.workers.pool import Pool; from cdpg.workers.limits import Limits\n"
+        "for fork in (False, True):\n"
+        "    p = Pool([naughty.lengths], Limits(), fork)\n"
+        "    assert p.collect(p.submit(naughty.lengths, ['talk', 'segfault', 'good'])).values[2] == 4\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, env=_environment(), timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("fork", [False, True])
+def test_workers_end_with_the_trainer(number: int, fork: bool, tmp_path: Path) -> None:
+    program = (
+        "import naughty, sys; from cdpg.workers.pool import Pool; from cdpg.workers.limits import Limits\n"
+        f"p = Pool([naughty.lengths], Limits(2, 300.0), {fork})\n"
+        f"n = p.submit(naughty.lengths, ['family {tmp_path / 'pids'}', 'hang'])\n"
+        "print('going', flush=True); p.collect(n)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"going\n"
+    end = time.monotonic() + 20
+    while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    processes = family(process.pid)
+    assert len(processes) >= 4  # the foreman, a worker, its children
+    process.send_signal(number)
+    process.wait(20)
+    process.stdout.close()
+    assert gone(processes)
+
+
+def test_a_foreman_that_is_killed_is_replaced() -> None:
+    before = set(family(os.getpid()))
+    with pool(naughty.lengths) as made:
+        made.wait_until_ready()
+        number = made.submit(naughty.lengths, ["good", "hang"])
+        (foreman,) = [pid for pid in family(os.getpid()) if pid not in before and is_foreman(pid)]
+        os.kill(foreman, signal.SIGKILL)
+        found = made.collect(number)
+    assert found.values[0] == 4
+    assert found.failures[1].kind == "timeout"
+
+
+def is_foreman(pid: int) -> bool:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+
+
+def test_a_pool_that_is_forgotten_ends() -> None:
+    before = set(family(os.getpid()))
+    made = Pool([naughty.lengths], QUICK)
+    made.collect(made.submit(naughty.lengths, ["good"]))
+    processes = [pid for pid in family(os.getpid()) if pid not in before]
+    assert processes
+    del made
+    assert gone(processes)
+
+
+# Messages.
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\ud800", "\udfff\ud800", "a\0b", "é😀\u2028", '"\\', "x" * 2_000_000, "".join(map(chr, range(512)))]
+)
+def test_any_text_arrives_as_it_was(text: str) -> None:
+    found = outcome(_same, [text, "b", text], fork=True)
+    assert found.values == [text, "b", text]
+
+
+def _same(texts: list[str]) -> list[str]:
+    return texts
+
+
+def test_lists_are_packed_without_repetition() -> None:
+    values = ["long"] * 5 + ["other"]
+    assert pack(values) == {"values": ["long", "other"], "index": [0, 0, 0, 0, 0, 1]}
+    for each in (values, [], ["a", "b"], [1, "a", None], [["a"], {"b": 1}]):
+        assert unpack(json.loads(json.dumps(pack(each)))) == each
+
+
+def test_results_become_plain() -> None:
+    values = [np.float32(0.5), np.array([True]), (1, 2), {3: {4}}, Decimal("0.25"), None, "x"]
+    assert as_plain(values) == [0.5, [True], [1, 2], {"3": [4]}, 0.25, None, "x"]
+    with pytest.raises(TypeError):
+        as_plain([object()])
+    assert is_plain({"a": [1, None, True, "x", 0.5]})
+    assert not any(is_plain(value) for value in [(1,), {1: 2}, b"", np.float32(1), [object()]])
+
+
+def test_names() -> None:
+    assert reference_of(naughty.lengths) == "naughty:lengths"
+    assert reference_of(Pool.submit) == "cdpg.workers.pool:Pool.submit"
+    for nameless in (lambda: 0, Path("x").open, (3).__add__, Limits()):
+        assert reference_of(nameless) is None  # type: ignore[arg-type]
+
+
+# Constraints.
+
+CONTEXTS = [Context("p", {"act": None}, 1), Context("q", {"act": None}, 2)]
+
+
+def judged(*constraints: Any, contexts: list[Context] | None = None, texts: tuple[str, str] = ("x", "yy")) -> Any:
+    judge = Judge(list(constraints), QUICK)
+    try:
+        return judge.collect(judge.submit(contexts or CONTEXTS, texts, [[1], [2, 3]])), judge.notices
+    finally:
+        judge.close()
+
+
+def acting(what: str) -> list[Context]:
+    return [Context("p", {"act": what}, 1), Context("q", {"act": what}, 2)]
+
+
+def zero(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def test_a_failed_sample_has_no_verdict() -> None:
+    verdicts, notices = judged(naughty.constraint, contexts=acting("exit 4"), texts=("abc", "bcd"))
+    assert (verdicts.b, notices) == ([0.0, 1.0], [])
+    assert str(verdicts.failures[0]) == "constraint naughty:constraint gave no verdict: the worker ended with status 4"
+    assert list(verdicts.failures) == [0]
+
+
+def test_what_another_constraint_rejects_is_rejected() -> None:
+    verdicts, _ = judged(naughty.constraint, zero, contexts=acting("raise"), texts=("abc", "bcd"))
+    assert (verdicts.b, verdicts.failures) == ([0.0, 0.0], {})
+
+
+def test_a_built_in_check_that_is_exhausted_says_no() -> None:
+    """Parser, computing time, memory and size alike: it is the text's fault, and a verdict."""
+    nested = "\n" + "".join(" " * (i + 1) + "try: pass\n" + " " * (i + 1) + "finally:\n" for i in range(19))
+    bodies = ["\n    return 1", "\n    x" + " x" * 1500, nested + " " * 20 + "pass", "\n    " + "x = 1;" * 20_000]
+    judge = Judge(python_code.compiles, Limits(workers=2, seconds=4.0, megabytes=256))
+    contexts = [Context("def f():", {}, 1)] * len(bodies)
+    verdicts = judge.collect(judge.submit(contexts, bodies, [[1]] * len(bodies)))
+    judge.close()
+    assert verdicts.b == [1.0, 0.0, 0.0, 0.0]
+    assert verdicts.failures == {}
+    assert sum(verdicts.exhausted.values()) == 3
+    assert verdicts.exhausted["size"] == 1
+
+
+def test_a_closure_is_called_here_with_a_notice() -> None:
+    seen: list[int] = []
+
+    def closure(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        seen.append(os.getpid())
+        return [True] * len(completions)
+
+    verdicts, notices = judged(closure)
+    assert verdicts.b == [1.0, 1.0]
+    assert seen == [os.getpid()]
+    assert "is called in the training process" in notices[0]
+
+
+def test_a_lambda_is_called_in_a_fork() -> None:
+    verdicts, notices = judged(lambda prompts, completions, **columns: [float(os.getppid() > 1)] * len(completions))
+    assert (verdicts.b, notices) == ([1.0, 1.0], [])
+
+
+def test_odd_columns_keep_a_constraint_here() -> None:
+    contexts = [Context("p", {"act": b"bytes"}, 1)] * 2
+    verdicts, notices = judged(naughty.constraint, contexts=contexts)
+    assert verdicts.b == [1.0, 1.0]
+    assert "the column 'act' holds more than texts and numbers" in notices[0]
+
+
+def test_a_module_that_a_new_process_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("def yes(prompts, completions):\n    return [True] * len(completions)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    (tmp_path / "only_here.py").write_text("raise RuntimeError('not again')\n")
+    verdicts, notices = judged(only_here.yes)
+    assert verdicts.b == [1.0, 1.0]
+    assert "RuntimeError: not again" in notices[0]
+
+
+def test_the_surroundings_are_the_same_in_every_call() -> None:
+    found = outcome(naughty.depth, ["a"] * 100)
+    assert len({json.dumps(value) for value in found.values}) == 1
+    assert found.values[0] == outcome(naughty.depth, ["a"]).values[0]
+
+
+# Runs.
+
+
+def trainer(folder: Path, constraint: Any, act: str = "", **changes: Any) -> CDPGTrainer:
+    values: dict[str, Any] = {
+        "epochs": 4, "contexts_per_epoch": 3, "num_generations": 64, "max_completion_length": 3, "warmup_epochs": 0,
+        "learning_rate": 0.05, "save_every": 100, "device": "cpu", "check_seconds": 1.0, "check_memory": 128,
+    }  # fmt: skip
+    rows = [{"prompt": str(context.prompt), "act": act} for context in contexts_of(3)]
+    config = CDPGConfig(output_dir=str(folder), **(values | changes))
+    return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows)
+
+
+def test_a_run_goes_on_without_its_failed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(tmp_path, naughty.constraint, "exit 4", check_failures=1.0).train()
+    records = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    for record in records:
+        assert 0 < record["checks_failed"] < 192
+        assert record["checks_failed_died"] == record["checks_failed"]
+        assert record["satisfaction"] == 1.0  # of those that have a verdict
+        assert record["checks_exhausted"] == 0
+    examples = list(read_jsonl(tmp_path / "failures.jsonl"))
+    assert [(example["epoch"], example["kind"]) for example in examples] == [(n, "died") for n in (1, 2, 3, 4)]
+    assert all(example["completion"].startswith("a") for example in examples)
+    told = capsys.readouterr().err
+    total = sum(record["checks_failed"] for record in records)
+    assert f"in all, {total} checks failed (died {total}) and their samples were left out" in told
+
+
+def test_failures_are_resumed_like_the_other_logs(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    trainer(whole, naughty.half_raises, check_failures=1.0).train()
+    trainer(parts, naughty.half_raises, check_failures=1.0, epochs=2).train()
+    with (parts / "failures.jsonl").open("a") as file:
+        file.write('{"epoch": 3}\n')  # what a killed run had written since its checkpoint
+    trainer(parts, naughty.half_raises, check_failures=1.0).train(resume_from_checkpoint=True)
+    assert (parts / "failures.jsonl").read_bytes() == (whole / "failures.jsonl").read_bytes()
+
+
+def test_too_many_failures_stop_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    trainer(tmp_path, naughty.constraint, epochs=2).train()
+    with pytest.raises(RunError) as error:
+        # The same data, and another verdict on it from here on.
+        resumed = trainer(tmp_path, naughty.constraint, epochs=5)
+        resumed.judge.constraints[0] = naughty.half_raises
+        resumed.train(resume_from_checkpoint=True)
+    message = str(error.value)
+    assert "of 192 samples of epoch 3 failed (exception " in message
+    assert "more than the 5% that check_failures allows" in message
+    assert "naughty:half_raises raised ZeroDivisionError: oops" in message
+    assert [record["epoch"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch-000002"]
+    record = trainer(tmp_path, naughty.constraint, epochs=3).train(resume_from_checkpoint=True)
+    assert record["epoch"] == 3
+    assert (tmp_path / "failures.jsonl").read_bytes() == b""
+
+
+def test_a_broken_constraint_is_reported_at_once(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(RunError) as error:
+        trainer(tmp_path, naughty.always_raises).train()
+    assert "every sample of epoch 1 failed (exception 192)" in str(error.value)
+    assert f"constraint naughty:always_raises raised ZeroDivisionError: oops ({naughty.__file__}, line" in str(
+        error.value
+    )
+    assert time.monotonic() - started < 20.0
+    trainer(tmp_path, naughty.constraint, epochs=1).train()  # the folder holds no run that would be in the way
+
+
+def test_workers_do_not_change_a_run(tmp_path: Path) -> None:
+    for workers in (0, 1, 3):
+        trainer(tmp_path / str(workers), naughty.constraint, check_workers=workers).train()
+    untimed = [
+        [{k: v for k, v in record.items() if "seconds" not in k} for record in read_jsonl(folder / "metrics.jsonl")]
+        for folder in sorted(tmp_path.iterdir())
+    ]
+    assert untimed[0] == untimed[1] == untimed[2]
+
+
+def test_no_process_is_left_after_a_run(tmp_path: Path) -> None:
+    before = set(family(os.getpid()))
+    made = trainer(tmp_path, naughty.constraint, "hang", check_failures=0.0, epochs=1)
+    with pytest.raises(RunError):
+        made.train()
+    assert gone([pid for pid in family(os.getpid()) if pid not in before])
+    assert set(family(os.getpid())) <= before
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
