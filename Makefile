@@ -10,8 +10,10 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint format types unit test-faults bench docs clean
 .DEFAULT_GOAL := demo
 
+# The compilability experiment with what the package carries, from base to report.
 demo: $(READY)
-	$(BIN)/python -m cdpg.demo
+	rm -rf runs/demo
+	$(BIN)/cdpg run code-compilability --output-dir runs/demo --set evaluate_every=10
 
 test: lint types unit
 
@@ -37,8 +39,8 @@ bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt
 	$(BIN)/python benchmarks/epoch.py
 
+# The site, in site/. The tests build it too, and as strictly.
 docs: $(READY)
-	@test -f mkdocs.yml || { echo "there is no mkdocs.yml yet: nothing to build" >&2; exit 1; }
 	$(BIN)/python -m mkdocs build --strict
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ def act(text: str) -> None:
     verb, _, rest = text.partition(" ")
     if verb == "hang":
         time.sleep(3600)
+    elif verb == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif verb == "spin":
         while True:
             pass

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tiny
-from cdpg.cli import main
+from cdpg.cli import completion, main
 from cdpg.runlog import read_jsonl
 
 CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
@@ -47,6 +50,7 @@ def test_run_and_sample(workplace: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "cdpg on llama: 2 contexts, 3 epochs of 2 contexts × 4 samples" in result.stderr
     assert "epoch 3/3" in result.stderr
+    assert re.search(r"an epoch takes about .*for the rest of the run; at most .* of memory", result.stderr)
     assert "cdpg sample out" in result.stdout
     assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
     again = cdpg(workplace, "run", "out/config.yaml", "--output-dir", "again")
@@ -146,8 +150,82 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: in
     assert sum(1 for _ in read_jsonl(metrics)) == done + 1
 
 
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+COMMANDS = ("check", "run", "compare", "evaluate", "tasks", "report", "sample", "push")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["run", "--help"])
+        main([command, "--help"])
     assert stop.value.code == 0
-    assert "--constraint checks:short" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(rf"Examples?: cdpg {command}\b", told)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    told = capsys.readouterr().out
+    assert "cdpg check code-compilability" in told
+    assert set(COMMANDS) == set(re.findall(r"^  (\w+) +[A-Z]", told.partition("Commands:")[2], re.MULTILINE))
+
+
+def completed(folder: Path, typed: str, shell: str = "bash") -> list[str]:
+    """What the shell is offered for the last word of what was typed."""
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": typed}
+    program = "import sys; from cdpg.cli import main; sys.argv = ['cdpg']; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "_CDPG_COMPLETE": f"complete_{shell}", **words},
+    )  # fmt: skip
+    assert result.stderr == ""
+    return result.stdout.split("\n")[:-1]
+
+
+def test_the_shell_completes_tasks_and_files(tmp_path: Path) -> None:
+    (tmp_path / "code.yaml").write_text("")
+    (tmp_path / "code.csv").write_text("")
+    assert completed(tmp_path, "cdpg run co") == ["code-compilability", "code-pep8", "code.yaml"]
+    assert "code-pep8" in " ".join(completed(tmp_path, "cdpg check code-p", "zsh"))
+
+
+def completions(function: Callable[[str], list[Any]], typed: str) -> list[str]:
+    return [offer if isinstance(offer, str) else offer[0] for offer in function(typed)]
+
+
+def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "short").mkdir(parents=True)
+    (tmp_path / "runs" / "a.yaml").write_text("")
+    assert completions(completion.complete_task, "runs/") == ["runs/a.yaml"]
+    assert completions(completion.complete_task, "trans") == ["translation-numbers"]
+    assert completions(completion.complete_run, "ru") == ["runs"]
+    assert completions(completion.complete_run, "runs/") == ["runs/short"]
+    assert completions(completion.complete_run, "none/x") == []
+    assert completions(completion.complete_method, "") == ["cdpg", "dpg", "reinforce", "ziegler"]
+    assert completions(completion.complete_methods, "cdpg,d") == ["cdpg,dpg"]
+    assert completions(completion.complete_methods, "cdpg,") == ["cdpg,dpg", "cdpg,reinforce", "cdpg,ziegler"]
+    assert completions(completion.complete_preset, "p") == ["paper"]
+    assert completions(completion.complete_setting, "num_") == ["num_generations="]
+
+
+@pytest.mark.parametrize("option", ["--preset", "--method"])
+def test_options_are_completed_too(tmp_path: Path, option: str) -> None:
+    expected = {"--preset": ["tiny", "paper"], "--method": ["cdpg", "dpg", "reinforce", "ziegler"]}[option]
+    assert completed(tmp_path, f"cdpg run code-pep8 {option} ") == expected
+
+
+def test_completion_loads_no_torch() -> None:
+    program = "import sys, cdpg.cli; sys.exit(' '.join({'torch', 'transformers', 'spacy'} & set(sys.modules)) or None)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_completion_is_installed_by_the_usual_option() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cdpg", "--show-completion", "bash"], capture_output=True, text=True, timeout=60
+    )
+    if result.returncode != 0:  # the shell is found out from the process that called
+        pytest.skip(f"no shell is found here: {result.stderr}")
+    assert "_CDPG_COMPLETE=complete_bash" in result.stdout

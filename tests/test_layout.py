@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 STAGES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config", "files", "memory"),
-    ("uniforms", "parallel", "rows", "signals"),
+    ("uniforms", "parallel", "rows", "signals", "forecast"),
     ("contexts",),
     ("models",),
     ("sampling",),
@@ -30,12 +30,12 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("rollout", "optimization"),
     ("monitoring", "heldout"),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
-    ("failures", "inspection", "snapshot"),
+    ("failures", "inspection", "snapshot", "card", "hub"),
     ("trainer",),
     ("tasks",),
     ("report",),
-    ("job", "tables"),
-    ("comparison",),
+    ("job", "tables", "advice"),
+    ("comparison", "dry"),
     ("cli", "demo"),
 )
 """A stage imports only stages of earlier lines; those of one line know nothing of each other."""

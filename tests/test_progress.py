@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from cdpg.progress import Progress, plain_text, safe_text
+from cdpg import memory
+from cdpg.config import CDPGConfig
+from cdpg.progress import Progress, outlook, plain_text, safe_text
 
 
 class Clock:
@@ -116,6 +118,19 @@ def test_time_left_follows_the_recent_rate() -> None:
             if epoch == 1:
                 assert stream.getvalue().endswith(", 5h31m left\n")  # 199 times 100 s
     assert stream.getvalue().endswith(", 8m20s left\n")  # 50 times 10 s, the slow start forgotten
+
+
+def test_the_first_epoch_tells_time_and_memory() -> None:
+    config = CDPGConfig(epochs=101, evaluate_every=50, evaluation_contexts=10)
+    told = outlook(config, 1, 6.0, 20, 0.5, {"memory": 3_210_000_000, "GPU memory": 512_000_000})
+    seconds = 100 * 6 + 0.5 * (3 * 10 + 2 * 20)
+    assert told == (
+        f"an epoch takes about 6s: {int(seconds // 60)}m{int(seconds % 60):02d}s for the rest of the run; "
+        "at most 3.2 GB of memory, 512 MB of GPU memory in use so far"
+    )
+    assert "10m00s for the rest of the run, evaluations not counted;" in outlook(config, 1, 6.0, 20, None, {})
+    assert "takes about 0.25s" in outlook(config, 1, 0.25, 0, None, {})
+    assert memory.peak()["memory"] > 10_000_000
 
 
 def test_time_left_of_a_resumed_run_counts_its_own_epochs_only() -> None:

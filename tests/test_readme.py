@@ -51,7 +51,7 @@ def test_python_and_command_line_examples(workplace: Path) -> None:
     rule = re.search(r"def short.*?\n    return .*?\n", program, re.DOTALL)
     assert rule is not None
     (workplace / "rules.py").write_text(rule[0], encoding="utf-8")
-    (command,) = (block for block in blocks("sh") if "cdpg run" in block)
+    (command,) = (block for block in blocks("sh") if "cdpg run --model" in block)
     words = shlex.split(command.replace("\\\n", " "))
     assert words[0] == "cdpg"
     words[words.index("--epochs") + 1] = "2"
@@ -59,3 +59,23 @@ def test_python_and_command_line_examples(workplace: Path) -> None:
     overrides = [word for setting in settings for word in ("--set", setting)]
     run(workplace, sys.executable, "-m", "cdpg", *words[1:], *overrides)
     assert (workplace / "runs" / "short" / "model" / "model.safetensors").is_file()
+
+
+SMALL = {
+    "epochs": 1, "contexts_per_epoch": 1, "num_generations": 2, "max_completion_length": 3, "evaluation_contexts": 1,
+    "evaluation_samples": 1, "evaluate_every": 1,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_experiments(tmp_path: Path) -> None:
+    """With the embedded models, as they stand, but for the size of the runs."""
+    (block,) = (block for block in blocks("sh") if "cdpg tasks" in block)
+    overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[0] == "cdpg"
+        sized = words[1] in ("run", "compare", "evaluate")
+        run(tmp_path, sys.executable, "-m", "cdpg", *words[1:], *(overrides if sized else []))
+    assert (tmp_path / "runs" / "compare-translation-numbers" / "report.html").is_file()
+    assert list((tmp_path / "figures").glob("*.pdf"))

@@ -112,6 +112,24 @@ def test_computing_time_is_what_counts_for_a_marked_function() -> None:
     assert time.monotonic() - started < 10.0
 
 
+def test_a_marked_function_that_stands_still_is_late_and_one_that_gets_no_core_is_not() -> None:
+    """Held up for three times the limit, it still comes to its own end; without end, the clock ends it."""
+    with pool(naughty.of_the_text, limits=Limits(1, 0.5, 128)) as made:
+        found = made.collect(made.submit(naughty.of_the_text, ["good", "stop", "good"]))
+        assert {place: failure.kind for place, failure in found.failures.items()} == {1: "timeout"}
+        before = set(family(os.getpid()))
+        number = made.submit(naughty.of_the_text, ["spin"])
+        end = time.monotonic() + 1.6
+        while time.monotonic() < end:  # a tenth of a core: 0.25 s of computing take five times the limit
+            for pid in set(family(os.getpid())) - before:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    time.sleep(0.09)
+                    os.kill(pid, signal.SIGCONT)
+            time.sleep(0.01)
+        assert made.collect(number).failures[0].kind == "cpu"
+
+
 def test_memory_is_what_it_would_be_in_a_fresh_worker() -> None:
     """Whatever the samples before it took: just below the limit it can be had, just above it cannot."""
     needs = ["90", "115", "10", "140", "90", "10", "115", "140", "5", "20", "115", "10000000"]

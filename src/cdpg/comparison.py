@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from cdpg.card import write_card
 from cdpg.config import CDPGConfig
+from cdpg.errors import RunError
 from cdpg.evaluation.summary import BASE, Evaluation
-from cdpg.heldout import TUNED, HeldOut
+from cdpg.heldout import TUNED
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
-from cdpg.runlog import RunFolder, costs, write_json
+from cdpg.runlog import RunFolder, costs, write_json, write_yaml
 from cdpg.trainer import CDPGTrainer
 
 FILE = "comparison.json"
@@ -66,24 +72,65 @@ def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
     )
 
 
-def compare(
-    job: Job, inputs: Inputs, runs: Sequence[Entrant], command: str | None, resume: bool, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Train what is not trained yet, evaluate all, write ``comparison.json`` and every run's ``evaluation.json``."""
-    held_out: HeldOut | None = None
+def train_all(
+    runs: Sequence[Entrant], inputs: Inputs, command: str | None, resume: bool, tell: Callable[[str], None]
+) -> None:
+    """Train what is not trained yet, one after the other."""
     for number, run in enumerate(runs, start=1):
         if resume and run.is_done():
             tell(f"{run.name}: done before")
             continue
         tell(f"{run.name}: run {number} of {len(runs)}")
-        trainer = make_trainer(run.job, inputs, command)
-        trainer.train(resume_from_checkpoint=resume)
-        held_out = trainer.held_out
-    if held_out is None:
-        held_out = make_trainer(runs[0].job, inputs, command).held_out
+        make_trainer(run.job, inputs, command).train(resume_from_checkpoint=resume)
+
+
+def train_side_by_side(runs: Sequence[Entrant], jobs: int, resume: bool, tell: Callable[[str], None]) -> None:
+    """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
+
+    Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
+    other. What a run says goes to ``output.txt`` in its folder.
+    """
+    waiting = [run for run in runs if not (resume and run.is_done())]
+    under_way: dict[str, subprocess.Popen[bytes]] = {}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                run = waiting.pop(0)
+                tell(f"{run.name}: started; its progress is in {run.folder.path / 'output.txt'}")
+                under_way[run.name] = _start(run, resume, environment)
+            time.sleep(0.2)
+            for name in [name for name, process in under_way.items() if process.poll() is not None]:
+                status = under_way.pop(name).returncode
+                tell(f"{name}: done" if status == 0 else f"{name}: ended with status {status}")
+                if status != 0:
+                    output = next(run for run in runs if run.name == name).folder.path / "output.txt"
+                    raise RunError(f"the run {name} failed with status {status}: see {str(output)!r}")
+    finally:
+        for process in under_way.values():
+            process.terminate()  # it writes a checkpoint
+        for process in under_way.values():
+            process.wait()
+
+
+def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A run by its own command."""
+    folder = run.folder.path
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / "job.yaml", {**run.job.inputs(), **run.job.settings.to_mapping()})
+    words = [sys.executable, "-m", "cdpg", "run", str(folder / "job.yaml"), *(["--resume"] if resume else [])]
+    with (folder / "output.txt").open("ab") as output:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+
+
+def compare(
+    job: Job, inputs: Inputs, runs: Sequence[Entrant], command: str | None, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``."""
+    held_out = make_trainer(runs[0].job, inputs, command).held_out
     about = {"task": job.task, "command": command}
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    with closing(held_out.judge):
+    with closing(held_out):
         evaluation = held_out.evaluate(models, about, tell)
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
     if len({run.method for run in runs}) < len(runs):
@@ -99,7 +146,7 @@ def evaluate_model(
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
     about = {"task": job.task, "command": command}
-    with closing(held_out.judge):
+    with closing(held_out):
         found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
     return found.to_mapping({BASE: BASE, TUNED: TUNED})
 
@@ -108,6 +155,7 @@ def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result
     for run in runs:
         own = evaluation.to_mapping({BASE: BASE, run.name: TUNED}) | {"costs": {TUNED: costs(run.folder)}}
         write_json(run.folder.evaluation, own)
+        write_card(run.folder.model, run.folder)
     write_json(folder / FILE, result)
 
 

@@ -28,6 +28,7 @@ from cdpg.parallel import Processes
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.sampling import Samples, StopRule
 from cdpg.scoring import score_samples
+from cdpg.workers.reader import Reader
 
 _BLOCK = 64
 """Contexts that are sampled, decoded and measured together."""
@@ -49,6 +50,7 @@ class HeldOut:
     measure: Measure
     config: CDPGConfig
     processes: Processes
+    read: Reader
     stop: StopRule | None = None
 
     def evaluate(
@@ -70,9 +72,10 @@ class HeldOut:
         scores: dict[tuple[str, str], Tensor] = {}
         for name, load in models.items():
             model = load()
-            for source in outcomes.keys() - {name}:
-                tell(f"comparing: what {name} makes of the samples of {source}")
-                scores[name, source] = self._scores(model, outcomes[source])
+            tell(f"comparing: what {name} makes of the others' samples")
+            for source, outcome in outcomes.items():
+                if source != name:
+                    scores[name, source] = self._scores(model, outcome)
         return Evaluation.of(outcomes, scores, self.config.partition_epsilon, self.config.seed, about)
 
     def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
@@ -117,11 +120,16 @@ class HeldOut:
             beams = self.processes.gather(decoded)
             beam_b = self._judged(contexts, beams, tokens) if self.processes.is_main else []
         outputs = [[text] for text in beams] if self.measure.beams else texts
-        measured = self.measure(contexts, outputs) if self.processes.is_main else Measured()
+        measured = self.measure(contexts, outputs, self.read) if self.processes.is_main else Measured()
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
         return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
+
+    def close(self) -> None:
+        """End the worker processes; the next evaluation starts them anew."""
+        self.judge.close()
+        self.read.close()
 
     def _judged(self, contexts: list[Context], texts: list[str], tokens: list[tuple[int, ...]]) -> list[float]:
         """The verdict on each text, NaN where the check failed."""
@@ -145,6 +153,8 @@ class Examination:
     def __init__(self, held_out: HeldOut, policy: LanguageModel, about: Mapping[str, Any]) -> None:
         self._held_out, self._policy, self._about = held_out, policy, about
         self._base: Outcome | None = None
+        self.seconds_per_context: float | None = None
+        """What the last evaluation along the way took; None before the first."""
 
     def along(self, epoch: int) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base."""
@@ -154,13 +164,15 @@ class Examination:
             self._base = self._held_out.outcome(BASE, self._held_out.base, _unheard, limit)
         models = {TUNED: lambda: self._policy} if epoch else {}
         found = self._held_out.evaluate(models, {}, _unheard, limit, self._base)
+        seconds = time.perf_counter() - started
+        self.seconds_per_context = seconds / len(self._base.contexts)
         return {
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
             "contexts": len(self._base.contexts),
             "samples_per_context": config.evaluation_samples,
             "metrics": found.metrics()[TUNED if epoch else BASE],
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
         }
 
     def final(self, tell: Tell) -> Evaluation:
@@ -202,5 +214,8 @@ def _together(parts: Sequence[Measured]) -> Measured:
             name: Statistic(np.concatenate([part.corpus[name].terms for part in parts]), parts[0].corpus[name].of)
             for name in corpus
         },
+        remarks={name: [row for part in parts for row in part.remarks[name]] for name in parts[0].remarks}
+        if parts
+        else {},
         frequencies={name: sum((part.frequencies[name] for part in parts), Counter()) for name in counters},
     )

@@ -1,7 +1,9 @@
-"""Out of memory, told with the stage that needed it and the settings that lower the need."""
+"""Out of memory, told with the stage that needed it and what lowers the need; and the most that was used."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,3 +31,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception stands for memory that could not be had, on any device."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS))
+
+
+def peak() -> dict[str, int]:
+    """The most bytes this process has held so far: ``memory``, and ``GPU memory`` where there is one."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    found = {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    torch = sys.modules.get("torch")  # not loaded: it has used no GPU
+    if torch is not None and torch.cuda.is_available():
+        found["GPU memory"] = sum(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
+    return found
+
+
+def told(count: float) -> str:
+    """``512 MB``, ``3.2 GB``."""
+    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

@@ -1,15 +1,20 @@
-"""What several processes must agree on: a share of the contexts each, and sums over all."""
+"""The processes of a run: how many there are, and what they must agree on, shares of the contexts and sums over all."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+
+from cdpg.config import CDPGConfig
+from cdpg.errors import UserError
 
 T = TypeVar("T")
 
@@ -61,3 +66,29 @@ class Processes:
 
     def wait(self) -> None:
         self.accelerator.wait_for_everyone()
+
+
+def processes_here() -> int:
+    """Training processes on this machine, as a launcher says it: they share the cores."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(count) if count.isdigit() else 1
+
+
+def make_accelerator(config: CDPGConfig) -> Accelerator:
+    """Processes, device and trackers as the settings ask for them."""
+    # Precision is the models' own affair: autocast is entered where a model runs, and nowhere else.
+    known = sorted(str(tracker) for tracker in get_available_trackers())
+    missing = [name for name in config.report_to if name not in known]
+    if missing:
+        raise UserError(
+            f"report_to names {', '.join(missing)}, which is no installed tracker; "
+            f"installed: {', '.join(known) or 'none'}"
+        )
+    return Accelerator(
+        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir
+    )
+
+
+def tracker_config(config: CDPGConfig) -> dict[str, Any]:
+    """Settings as trackers accept them: numbers, text and booleans."""
+    return {key: value if isinstance(value, (int, float, bool)) else str(value) for key, value in vars(config).items()}

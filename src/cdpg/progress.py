@@ -16,6 +16,10 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
+from cdpg import memory
+from cdpg.config import CDPGConfig
+from cdpg.forecast import run_seconds
+
 _WINDOW = 20
 """Epochs over which the rate is averaged for the time left."""
 _MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
@@ -123,6 +127,24 @@ class Progress:
             self._console.file.flush()
 
 
+def outlook(
+    config: CDPGConfig,
+    done: int,
+    epoch: float,
+    held_out: int,
+    evaluated_context: float | None,
+    peak: Mapping[str, int],
+) -> str:
+    """What the first epoch tells of the rest: seconds of it and of a context's evaluation, and bytes held so far."""
+    left = run_seconds(config, epoch, evaluated_context or 0.0, held_out, done)
+    uncounted = ", evaluations not counted" if held_out and evaluated_context is None else ""
+    memories = ", ".join(f"{memory.told(count)} of {kind}" for kind, count in peak.items())
+    return (
+        f"an epoch takes about {duration(epoch) if epoch >= 1 else f'{epoch:.2f}s'}: {duration(left)} for the rest of "
+        f"the run{uncounted}; at most {memories} in use so far"
+    )
+
+
 def plain_text(text: str, limit: int = 200) -> str:
     """Foreign text on one line of at most ``limit`` characters, without what steers a terminal.
 
@@ -167,7 +189,7 @@ def _status(record: Mapping[str, Any], total: int, seconds_left: float) -> str:
         f"coverage {_number(record.get('coverage'), '.2f')}",
         f"KL {_number(record.get('kl_target_policy'), '.2f')}",
         f"{_number(rate, ',.0f')} tokens/s",
-        f"{_duration(seconds_left)} left",
+        f"{duration(seconds_left)} left",
     ]
     return ", ".join(parts)
 
@@ -176,7 +198,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """``45s``, ``12m05s``, ``3h07m``, ``2d04h``."""
     whole = round(seconds)
     if whole < 60:

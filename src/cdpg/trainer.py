@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.tracking import get_available_trackers
 from rich.console import Console
 from torch import nn
 
-from cdpg import files, memory, provenance
+from cdpg import card, files, memory, provenance
 from cdpg.callbacks import Callbacks
 from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
@@ -29,6 +26,7 @@ from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
 from cdpg.failures import FailureLog
 from cdpg.heldout import TUNED, Examination, HeldOut
+from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
@@ -36,14 +34,15 @@ from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
 from cdpg.optimization import Updater, learning_rate, make_optimizer
-from cdpg.parallel import Processes
-from cdpg.progress import Progress
+from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
+from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.runlog import JsonlFile, RunFolder, costs, write_folder, write_json, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
 from cdpg.workers.limits import Limits
+from cdpg.workers.reader import Reader
 
 _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
@@ -80,8 +79,8 @@ class CDPGTrainer:
         self.args = args or CDPGConfig()
         if train_dataset is None:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
-        self.judge = Judge(constraints, Limits.of(self.args, _processes_here()))  # first: it may have to fork
-        self.processes = Processes(_accelerator(self.args))
+        self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
+        self.processes = Processes(make_accelerator(self.args))
         self.policy, self.base = _policy_and_base(model, self.args, self.processes, processing_class, peft_config)
         self.contexts = load_contexts(train_dataset)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset)
@@ -110,7 +109,7 @@ class CDPGTrainer:
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
-            stop,
+            Reader(Limits.of(self.args, self.processes.count)), stop,
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
@@ -130,7 +129,7 @@ class CDPGTrainer:
         main = self.processes.is_main
         with (
             _hold(self.folder, main),
-            closing(self.judge),
+            closing(self.held_out),
             GentleStop() as stop,
             _progress(self.args.epochs, main) as progress,
         ):
@@ -141,6 +140,9 @@ class CDPGTrainer:
             for number in range(done + 1, self.args.epochs + 1):
                 record = self._epoch(number)
                 progress.update(record)
+                if number == done + 1:
+                    left = (len(self.eval_contexts), self._examination.seconds_per_context)
+                    progress.note(outlook(self.args, number, record["seconds"], *left, memory.peak()))
                 self._tell_checks(record, progress)
                 if number % self.args.evaluation_interval == 0 or number == self.args.epochs:
                     self._evaluate_along(number, progress)
@@ -173,30 +175,32 @@ class CDPGTrainer:
         """
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
-        with closing(self.judge):
+        with closing(self.held_out):
             found = self._examination.final(tell or _unheard)
         if not self.processes.is_main:
             return {}
         result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
         write_json(self.folder.evaluation, result)
+        if self.folder.model.is_dir():
+            card.write_card(self.folder.model, self.folder)
         return result
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
         if output_dir is None:
-            write_folder(self.folder.model, self.policy.save)
+            write_folder(self.folder.model, self._write_model)
             return self.folder.model
-        self.policy.save(Path(output_dir))  # not replaced: it may hold what is not ours
+        self._write_model(Path(output_dir))  # not replaced: it may hold what is not ours
         return Path(output_dir)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> None:
-        """Upload the tuned model and its tokenizer."""
-        path = self.save_model()
-        from huggingface_hub import HfApi
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the tuned model, its tokenizer and its card; ``options`` are the hub's (``private``, ``token``, …)."""
+        return push_folder(self.save_model(), repo_id, **options)
 
-        api = HfApi()
-        api.create_repo(repo_id, exist_ok=True, private=options.pop("private", None))
-        api.upload_folder(repo_id=repo_id, folder_path=path, **options)
+    def _write_model(self, path: Path) -> None:
+        self.policy.save(path)
+        if not (path / card.FILE).exists():  # one that is there was written by the user
+            card.write_card(path, self.folder)
 
     def _where_from(self, model: str | nn.Module | LanguageModel, stop: StopRule | None, command: str | None) -> Any:
         """What ``config.yaml`` says of the run's origin."""
@@ -317,7 +321,7 @@ class CDPGTrainer:
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if self.args.report_to:
-            self.processes.accelerator.init_trackers("cdpg", config=_tracker_config(self.args))
+            self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
         if checkpoint is None:
             self._evaluate_along(0, progress)
@@ -338,26 +342,6 @@ class CDPGTrainer:
             save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
         self._callbacks.call("on_save")
         self.processes.wait()
-
-
-def _processes_here() -> int:
-    """Training processes on this machine, as a launcher says it: they share the cores."""
-    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return int(count) if count.isdigit() else 1
-
-
-def _accelerator(config: CDPGConfig) -> Accelerator:
-    # Precision is the models' own affair: autocast is entered where a model runs, and nowhere else.
-    known = sorted(str(tracker) for tracker in get_available_trackers())
-    missing = [name for name in config.report_to if name not in known]
-    if missing:
-        raise UserError(
-            f"report_to names {', '.join(missing)}, which is no installed tracker; "
-            f"installed: {', '.join(known) or 'none'}"
-        )
-    return Accelerator(
-        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir
-    )
 
 
 def _policy_and_base(
@@ -390,8 +374,3 @@ def _progress(epochs: int, main: bool) -> Progress:
 
 def _unheard(message: str) -> None:
     """Nobody asked how far it is."""
-
-
-def _tracker_config(config: CDPGConfig) -> dict[str, Any]:
-    """Settings as trackers accept them: numbers, text and booleans."""
-    return {key: value if isinstance(value, (int, float, bool)) else str(value) for key, value in vars(config).items()}

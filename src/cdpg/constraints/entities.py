@@ -33,7 +33,7 @@ MAX_RUN = 500
 _LONG_RUN = re.compile(rf"\S{{{MAX_RUN + 1},}}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # has no UTF-8 form, which is what spaCy keeps
 _UNNEEDED = ("tagger", "parser", "senter", "attribute_ruler", "lemmatizer")
-_PREFIX = "summarize: "
+PROMPT_PREFIX = "summarize: "
 _CACHED_SOURCES = 4096
 
 
@@ -71,7 +71,7 @@ def labelled_entities(texts: Iterable[str]) -> list[list[tuple[str, str]]]:
 @functools.lru_cache(maxsize=_CACHED_SOURCES)
 def source_entities(source: str) -> frozenset[str]:
     """E(c), remembered: the same article is asked about for each of its samples, epoch after epoch."""
-    return entity_sets([source.removeprefix(_PREFIX)])[0]
+    return entity_sets([source.removeprefix(PROMPT_PREFIX)])[0]
 
 
 def precision_source(summary: frozenset[str], source: frozenset[str]) -> float:

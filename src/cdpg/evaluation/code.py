@@ -13,6 +13,9 @@ from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, fun
 from cdpg.contexts import Context
 from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import Array
+from cdpg.workers.reader import Apply, directly
+
+EXHAUSTED = "exhausted the compiler"
 
 
 @dataclass(frozen=True)
@@ -24,16 +27,19 @@ class CodeMeasure:
 
     beams: int = 0
 
-    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
         signatures = [str(context.columns.get("signature") or context.prompt) for context in contexts]
         sources = [
             [function_source(signature, text) for text in texts]
             for signature, texts in zip(signatures, outputs, strict=True)
         ]
         flat = [source for texts in sources for source in texts]
-        outcomes, codes = compile_outcomes(flat), pep8_codes_of(flat)
+        outcomes = [outcome or EXHAUSTED for outcome in apply(compile_outcomes, flat)]
+        codes = apply(pep8_codes_of, flat)
         compiled = np.array([outcome == OK for outcome in outcomes], dtype=np.float64)
-        nodes = np.array([np.nan if count is None else count for count in ast_nodes_of(flat)], dtype=np.float64)
+        nodes = np.array([np.nan if count is None else count for count in apply(ast_nodes_of, flat)], dtype=np.float64)
         violations = np.array([np.nan if found is None else len(found) for found in codes], dtype=np.float64)
 
         def table(values: Array) -> Array:
@@ -51,4 +57,5 @@ class CodeMeasure:
                 "compile_outcome": Counter(outcomes),
                 "pep8_code": Counter(code for found in codes for code in found or ()),
             },
+            remarks={"outcome": np.array(outcomes, dtype=object).reshape(len(outputs), -1).tolist()},
         )

@@ -12,6 +12,7 @@ import numpy as np
 from cdpg.constraints.entities import distinct_2
 from cdpg.contexts import Context
 from cdpg.evaluation.statistics import Array, Statistic
+from cdpg.workers.reader import Apply, directly
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Measured:
     """Metrics that are no means of features."""
     frequencies: Mapping[str, Counter[str]] = field(default_factory=dict)
     """How often what occurred."""
+    remarks: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """``[context][output]``: a word on each output, to be shown beside it."""
 
 
 class Measure(Protocol):
@@ -33,8 +36,10 @@ class Measure(Protocol):
     def beams(self) -> int:
         """Beams of the search that makes the outputs; 0 for ancestral samples."""
 
-    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
-        """Measure some outputs for each context."""
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
+        """Measure some outputs for each context; ``apply`` calls what a hostile text could break."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,9 @@ class TextMeasure:
 
     beams: int = 0
 
-    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
         return Measured(features={"distinct_2": per_output(outputs, distinct_2)})
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,12 +136,18 @@ def token_ranks(outcome: Outcome) -> list[int]:
     return sorted(outcome.tokens.values(), reverse=True)
 
 
-def texts_of(outcome: Outcome, context: int, limit: int) -> list[tuple[str, float, str]]:
-    """Outputs of a context to show: the beam's, then samples, each with its verdict and how it was decoded."""
-    shown: list[tuple[str, float, str]] = []
+def outputs_of(outcome: Outcome, context: int, limit: int) -> list[dict[str, Any]]:
+    """Outputs of a context to show: the beam's, then samples, each with its verdict and what was remarked on it."""
+    beams: list[dict[str, Any]] = []
     if outcome.beams is not None and outcome.beam_b is not None:
-        shown.append((outcome.beams[context], outcome.beam_b[context], "beam"))
+        beams = [{"text": outcome.beams[context], "b": outcome.beam_b[context], "decoding": "beam"}]
     b = outcome.table("b")[context].tolist()
-    samples: Sequence[str] = outcome.texts[context]
-    shown += [(text, verdict, "ancestral") for text, verdict in zip(samples, b, strict=True)]
-    return shown[:limit]
+    samples = [
+        {"text": text, "b": verdict, "decoding": "ancestral"}
+        for text, verdict in zip(outcome.texts[context], b, strict=True)
+    ]
+    measured = samples if outcome.beams is None else beams
+    for name, remarks in outcome.measured.remarks.items():
+        for shown, remark in zip(measured, remarks[context], strict=True):
+            shown[name] = remark
+    return (beams + samples)[:limit]

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from cdpg.constraints.entities import (
+    PROMPT_PREFIX,
     distinct_2,
-    entity_sets,
     labelled_entities,
     precision_source,
     recall_target,
-    source_entities,
 )
 from cdpg.constraints.texts import as_text
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import Array
+from cdpg.workers.reader import Apply, directly
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,14 @@ class SummaryMeasure:
 
     beams: int = 4
 
-    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
         flat = [text for texts in outputs for text in texts]
-        labelled = labelled_entities(flat)
+        labelled = [entities or [] for entities in apply(labelled_entities, flat)]
         found = [frozenset(name.lower() for name, _ in entities) for entities in labelled]
         owner = [context for context, texts in zip(contexts, outputs, strict=True) for _ in texts]
-        sources = [source_entities(as_text(context.columns.get("source") or context.prompt)) for context in owner]
+        sources = _entity_sets([as_text(context.columns.get("source") or context.prompt) for context in owner], apply)
 
         def table(values: Sequence[float]) -> Array:
             return np.array(values, dtype=np.float64).reshape(len(outputs), -1)
@@ -52,13 +54,25 @@ class SummaryMeasure:
         }
         references = [context.columns.get("reference") for context in owner]
         if references and all(isinstance(reference, str) for reference in references):
-            targets = entity_sets(references)  # type: ignore[arg-type]
+            targets = _entity_sets(references, apply)  # type: ignore[arg-type]
             features["recall_target"] = table(
                 [recall_target(ours, target) for ours, target in zip(found, targets, strict=True)]
             )
             features["rouge_l"] = table(_rouge_l(references, flat))  # type: ignore[arg-type]
         labels = Counter(label for entities in labelled for _, label in entities)
         return Measured(features=features, frequencies={"entity_label": labels})
+
+
+def _entity_sets(texts: Sequence[str], apply: Apply) -> list[frozenset[str]]:
+    """E(text) of each text; texts that stand there several times are read once."""
+    plain = [text.removeprefix(PROMPT_PREFIX) for text in texts]
+    distinct = list(dict.fromkeys(plain))
+    found = apply(labelled_entities, distinct)
+    sets = {
+        text: frozenset(name.lower() for name, _ in entities or [])
+        for text, entities in zip(distinct, found, strict=True)
+    }
+    return [sets[text] for text in plain]
 
 
 def _rouge_l(references: Sequence[str], texts: Sequence[str]) -> list[float]:

@@ -15,9 +15,9 @@ from cdpg.evaluation.outcome import (
     Outcome,
     ideal_means,
     model_means,
+    outputs_of,
     partition_estimates,
     statistics_of,
-    texts_of,
     token_ranks,
 )
 from cdpg.evaluation.statistics import (
@@ -134,13 +134,7 @@ class Evaluation:
             "row": context.row,
             "prompt": context.prompt,
             "columns": {key: value for key, value in context.columns.items() if isinstance(value, (str, int, float))},
-            "outputs": {
-                shown: [
-                    {"text": text, "b": b, "decoding": decoding}
-                    for text, b, decoding in texts_of(self.outcomes[name], index, _OUTPUTS_SHOWN)
-                ]
-                for name, shown in names.items()
-            },
+            "outputs": {shown: outputs_of(self.outcomes[name], index, _OUTPUTS_SHOWN) for name, shown in names.items()},
         }
 
 

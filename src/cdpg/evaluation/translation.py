@@ -14,6 +14,7 @@ from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import Array, Statistic
+from cdpg.workers.reader import Apply, directly
 
 _ORDER = 4
 
@@ -24,7 +25,9 @@ class TranslationMeasure:
 
     beams: int = 4
 
-    def __call__(self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]]) -> Measured:
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
         distinct = per_output(outputs, distinct_2)
         references = [context.columns.get("reference") for context in contexts]
         if not contexts or not all(isinstance(reference, str) for reference in references):

@@ -83,14 +83,16 @@ _PAPER = {
     "long_contexts": "cut",
 }
 _TINY = {
-    "epochs": 100,
+    "epochs": 30,
     "contexts_per_epoch": 32,
     "num_generations": 16,
     "max_completion_length": 128,
-    "learning_rate": 3e-4,
-    "save_every": 25,
-    "evaluation_contexts": 48,
-    "evaluation_samples": 16,
+    "learning_rate": 9e-5,
+    "save_every": 10,
+    "evaluation_contexts": 24,
+    "evaluation_samples": 8,
+    "rows_per_pass": 512,
+    "tokens_per_pass": 4096,
 }
 _PRESETS = {
     "tiny": Preset("code-tiny", embedded_rows, _TINY),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cdpg.constraints.entities import PROMPT_PREFIX
 from cdpg.evaluation.summaries import SummaryMeasure
 from cdpg.tasks.base import Preset, Row, Task
 from cdpg.tasks.corpora import news_pairs
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import read_pairs
 
-PREFIX = "summarize: "
 _HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
 _PAPER_CONTEXTS = 5000
 
@@ -46,16 +46,18 @@ ENTITIES = Task(
             "t5-tiny",
             embedded_rows,
             {
-                "epochs": 100,
-                "contexts_per_epoch": 24,
+                "epochs": 40,
+                "contexts_per_epoch": 16,
                 "num_generations": 32,
                 "max_completion_length": 80,
-                "learning_rate": 5e-4,
-                "save_every": 25,
+                "learning_rate": 1.5e-4,
+                "warmup_epochs": 8,
+                "save_every": 10,
                 "evaluation_contexts": 32,
-                "evaluation_samples": 16,
+                "evaluation_samples": 8,
+                "tokens_per_pass": 4096,
             },
-            PREFIX,
+            PROMPT_PREFIX,
         ),
         "paper": Preset(
             "t5-small",
@@ -71,7 +73,7 @@ ENTITIES = Task(
                 "evaluation_samples": 32,
                 "long_contexts": "cut",
             },
-            PREFIX,
+            PROMPT_PREFIX,
         ),
     },
 )

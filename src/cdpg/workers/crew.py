@@ -18,6 +18,9 @@ _READY_WITHIN = 60.0
 """Seconds for a new process to report; it has nothing to import."""
 
 
+_SOME_COMPUTING = 0.02
+
+
 @dataclass(frozen=True)
 class Job:
     """Some samples of a batch for one worker: in one call, or one by one in a fresh worker."""
@@ -42,6 +45,20 @@ class Worker:
     since: float = field(default_factory=time.monotonic)
     """When the work on the present sample, or chunk, started."""
     deadline: float = field(default_factory=lambda: time.monotonic() + _READY_WITHIN)
+
+    computed: float | None = None
+    """Its computing time when it was last found to be late."""
+
+    def is_computing(self) -> bool:
+        """Whether it had any computing time to speak of since this was last asked; at first, that it may have had."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            now = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return False
+        before, self.computed = self.computed, now
+        return before is None or now - before > _SOME_COMPUTING
 
     def take(self, job: Job, message: Mapping[str, Any]) -> None:
         """Send work; OSError if the worker is gone."""

@@ -206,7 +206,7 @@ class Foreman:
     # The workers' side.
 
     def _start_clock(self, worker: Worker) -> None:
-        worker.since = time.monotonic()
+        worker.since, worker.computed = time.monotonic(), None
         if worker.job is None:
             worker.deadline = math.inf
             return
@@ -291,10 +291,19 @@ class Foreman:
     def _watch_clocks(self) -> None:
         now = time.monotonic()
         for worker in list(self._crew.members):
-            if now >= worker.deadline:
+            if now >= worker.deadline and self._is_starved(worker):
+                worker.deadline = now + self._limits.seconds
+            elif now >= worker.deadline:
                 ready = worker.ready
                 self._crew.dismiss(worker)
                 self._lost(worker, None if ready else 0)
+
+    def _is_starved(self, worker: Worker) -> bool:
+        """A marked function that computes, however slowly, will come to its own limit; one that stands is late."""
+        batch = None if worker.job is None else self._batches.get(worker.job.batch)
+        if worker.job is None or batch is None or not worker.ready or not self._at_fault(batch):
+            return False
+        return (worker.job.each or len(worker.job.places) == 1) and worker.is_computing()
 
     def _lost(self, worker: Worker, status: int | None) -> None:
         """A worker is gone, by itself or, with None, because its time was up: who is to blame, and who is next."""

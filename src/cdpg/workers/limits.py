@@ -41,8 +41,8 @@ class Limits:
         return self.seconds / 2
 
     def wall_seconds(self, text_at_fault: bool) -> float:
-        """A marked function only computes: the clock is there for a machine that has stopped, not for a busy one."""
-        return 6 * self.seconds if text_at_fault else self.seconds
+        """A marked function only computes, and has a limit on that: the clock is for one that does not get to it."""
+        return 2 * self.seconds if text_at_fault else self.seconds
 
     @property
     def margin(self) -> int:

@@ -1,0 +1,64 @@
+"""The Markdown tables of docs/results.md, from the files of runs.
+
+python benchmarks/results_table.py runs/compare-code-compilability/comparison.json
+python benchmarks/results_table.py runs/demo/evaluation.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from cdpg.evaluation.catalogue import METRICS
+
+
+def shown(metric: str, value: dict[str, float | None] | None) -> str:
+    """``0.61 [0.59, 0.64]``."""
+    if value is None or value["mean"] is None:
+        return "–"
+    digits = METRICS[metric].digits
+    mean, low, high = (f"{value[key] or 0.0:.{digits}f}" for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """A row for each metric, a column for each model."""
+    models = result.get("models") or {name: result[name] for name in ("base", "tuned")}
+    names = [metric for metric in METRICS if any(metric in found for found in models.values())]
+    lines = ["| metric | " + " | ".join(models) + " |", "| --- |" + " --- |" * len(models)]
+    for metric in names:
+        cells = (shown(metric, found.get(metric)) for found in models.values())
+        lines.append(f"| {METRICS[metric].label} | " + " | ".join(cells) + " |")
+    costs = result.get("costs", {})
+    if costs:
+        minutes = (f"{costs[name]['seconds'] / 60:.1f}" if name in costs else "–" for name in models)
+        lines.append("| minutes of training | " + " | ".join(minutes) + " |")
+    return lines
+
+
+def ratios(result: dict[str, Any]) -> list[str]:
+    """Satisfaction against the base, and outputs against the ideal model."""
+    lines = ["| model | satisfaction, ratio to the base | model / ideal |", "| --- | --- | --- |"]
+    for name, changes in result["changes"].items():
+        versus = result["versus_ideal"][name]
+        near = ", ".join(
+            f"{METRICS[metric].label} {value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+            for metric, value in versus.items()
+            if metric in ("length", "characters", "ast_nodes") and value["mean"] is not None
+        )
+        gain = changes["satisfaction"]["ratio"]
+        lines.append(f"| {name} | {gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] | {near} |")
+    return lines
+
+
+def main() -> None:
+    for path in sys.argv[1:]:
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        about = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
+        sys.stdout.write("\n".join([about, "", *table(result), "", *ratios(result), ""]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the documentation's build adds: parts that are made from the program itself, so that they cannot go stale.
+
+In a page, ``<!-- settings -->``, ``<!-- inputs -->``, ``<!-- metrics -->`` and ``<!-- presets TASK -->`` become tables.
+Links to source files become links to the reference.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cdpg.config import FIELDS, CDPGConfig
+from cdpg.evaluation.catalogue import METRICS
+from cdpg.job import Job
+from cdpg.tasks import TASKS
+
+OPTIONAL = ("results.md",)
+"""Pages that stand in the navigation once they have been written."""
+
+_MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")
+_SOURCE = re.compile(r"\]\((?:\.\./)+src/(cdpg/[\w/]+)\.py\)")
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """The text below each field of a dataclass, on one line."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in itertools.pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
+
+
+def settings_table() -> str:
+    """Every setting with its default and what it means."""
+    texts, defaults = field_docstrings(CDPGConfig), CDPGConfig()
+    return _table(
+        ("setting", "default", "meaning"),
+        [(f"`{name}`", _shown(getattr(defaults, name)), _markdown(texts[name])) for name in FIELDS],
+    )
+
+
+def inputs_table() -> str:
+    """What a run is about, beside its settings."""
+    texts = field_docstrings(Job)
+    names = [field.name for field in dataclasses.fields(Job) if field.name in texts]
+    return _table(("key", "meaning"), [(f"`{name}`", _markdown(texts[name])) for name in names])
+
+
+def metrics_table() -> str:
+    """Every metric of an evaluation."""
+    rows = [
+        (f"`{name}`", metric.label, _markdown(metric.meaning), metric.unit or "–", metric.better or "–")
+        for name, metric in METRICS.items()
+    ]
+    return _table(("name", "label", "meaning", "unit", "better"), rows)
+
+
+def presets_table(task: str) -> str:
+    """The presets of a task, side by side; settings that are in neither have their default."""
+    presets = TASKS[task].presets
+    names = list(dict.fromkeys(key for preset in presets.values() for key in preset.settings))
+    rows = [("`model`", *(f"`{preset.model}`" for preset in presets.values()))]
+    defaults = CDPGConfig()
+    for name in names:
+        values = [preset.settings.get(name, getattr(defaults, name)) for preset in presets.values()]
+        rows.append((f"`{name}`", *map(_shown, values)))
+    return _table(("setting", *presets), rows)
+
+
+_TABLES: dict[str, Callable[..., str]] = {
+    "settings": settings_table, "inputs": inputs_table, "metrics": metrics_table, "presets": presets_table,
+}  # fmt: skip
+
+
+def on_config(config: Any) -> Any:
+    """Leave out of the navigation what is still to be written."""
+    folder = Path(config["docs_dir"])
+    config["nav"] = [entry for entry in config["nav"] if not _is_missing(entry, folder)]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put the tables in, and turn links to sources around."""
+    text = _MARK.sub(lambda mark: _TABLES[mark[1]](*filter(None, [mark[2]])), markdown)
+    upwards = "../" * page.file.src_uri.count("/")
+
+    def to_reference(link: re.Match[str]) -> str:
+        module = link[1].replace("/", ".").removesuffix(".__init__")
+        return f"]({upwards}reference/stages.md#{module})"
+
+    return _SOURCE.sub(to_reference, text)
+
+
+def _is_missing(entry: Any, folder: Path) -> bool:
+    target = next(iter(entry.values())) if isinstance(entry, dict) else entry
+    return target in OPTIONAL and not (folder / target).is_file()
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "`null`"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value!r}`" if value == "" else f"`{value}`"
+
+
+def _markdown(text: str) -> str:
+    """A docstring's sentence inside a table's cell."""
+    return text.replace("``", "`").replace("|", "\\|").replace("π_θ", "π")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,247 @@
+"""Whether a run is worth its hours: what a few samples of the base say about N, M and the constraint.
+
+With samples of the base itself Ẑ_c is the mean of b over a context's samples. A context teaches something in an epoch
+if one of its M samples satisfies, which has probability κ_c = 1 - (1 - Z_c)^M; κ_c is also the factor by which the
+self-normalised gradient of the context falls short of the true one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+ENOUGH = 0.8
+"""Share of an epoch's contexts that should have a satisfying sample."""
+_TOO_FEW = 0.5
+_NEARLY_ALL = 0.95
+_MOST_SAMPLES = 4096
+_LEAST_CONTEXTS = 8
+"""Contexts with a satisfying sample that a step should rest on."""
+_MOSTLY_CUT = 0.5
+
+Level = Literal["stop", "careful", "fine"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen in some samples of the base, M for each of a few contexts."""
+
+    contexts_per_epoch: int
+    """N of the run."""
+    samples: int
+    """M."""
+    z: Sequence[float]
+    """Ẑ_c of each context that was judged: the mean of b."""
+    hits: Sequence[float]
+    """The share of samples with b > 0, the same as Ẑ_c unless the constraint is soft."""
+    failed: float
+    """Share of samples on which the check failed."""
+    failed_allowed: float
+    """Share at which the run would stop."""
+    ended: float
+    """Share of samples that ended before the length limit."""
+    seconds_sampling: float
+    """For one sample."""
+    seconds_constraint: float
+    """For one sample, by all workers together."""
+    workers: int
+
+    @property
+    def satisfaction(self) -> float:
+        return _mean(self.z)
+
+    @property
+    def spread(self) -> float:
+        """Deviation of Z_c between contexts."""
+        return deviation(self.z, self.samples)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the contexts that had a satisfying sample."""
+        return _mean([float(hit > 0) for hit in self.hits])
+
+    def expected_coverage(self, samples: int) -> float:
+        """Share of the contexts to be covered with that many samples each."""
+        return expected_kappa(_mean(self.hits), deviation(self.hits, self.samples), samples)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A sentence or two for the user."""
+
+    level: Level
+    text: str
+
+
+def kappa(z: float, samples: int) -> float:
+    """κ = 1 - (1 - Z)^M."""
+    return 1.0 if z >= 1 else -math.expm1(samples * math.log1p(-z))
+
+
+def deviation(shares: Sequence[float], samples: int) -> float:
+    """Deviation between contexts of shares that were each estimated from M samples, their sampling noise subtracted.
+
+    With h the estimate of a context the noise is h(1-h)/(M-1), unbiased for binary b and too large for a soft one.
+    """
+    if len(shares) < 2:
+        return 0.0
+    mean = _mean(shares)
+    raw = math.fsum((share - mean) ** 2 for share in shares) / (len(shares) - 1)
+    noise = _mean([share * (1 - share) for share in shares]) / max(1, samples - 1)
+    return math.sqrt(max(0.0, raw - noise))
+
+
+def expected_kappa(mean: float, spread: float, samples: int) -> float:
+    """E_c[1 - (1 - Z_c)^M] for Z_c that follow the beta distribution of this mean and deviation.
+
+    With parameters α, β it is 1 - B(α, β + M) / B(α, β). Without spread it is κ of the mean; with the largest there
+    can be, every Z_c is 0 or 1, and more samples cover nothing more.
+    """
+    variance = spread**2
+    if mean <= 0 or mean >= 1 or variance <= 1e-12:
+        return kappa(mean, samples) if mean > 0 else 0.0
+    total = mean * (1 - mean) / variance - 1
+    if total <= 1e-9:
+        return mean
+    beta = (1 - mean) * total
+    log_missed = math.lgamma(beta + samples) + math.lgamma(total) - math.lgamma(beta) - math.lgamma(total + samples)
+    return -math.expm1(log_missed)
+
+
+def enough_samples(look: Look, goal: float = ENOUGH) -> int | None:
+    """The least doubling of M that should cover that share of the contexts; None if none of a bearable size does."""
+    samples = look.samples
+    while samples <= _MOST_SAMPLES:
+        if look.expected_coverage(samples) >= goal:
+            return samples
+        samples *= 2
+    return None
+
+
+def advise(look: Look) -> list[Advice]:
+    """What to do before the run, the weightiest first; ``fine`` where N and M suffice."""
+    if not look.z:
+        return [Advice("stop", "No check succeeded: mend the constraint first.")]
+    found = [*_on_failures(look), *_on_partition(look), *_on_speed(look), *_on_length(look)]
+    order: tuple[Level, ...] = ("stop", "careful", "fine")
+    return sorted(found, key=lambda advice: order.index(advice.level))
+
+
+def _on_failures(look: Look) -> list[Advice]:
+    if look.failed > look.failed_allowed:
+        return [
+            Advice(
+                "stop",
+                f"The constraint failed on {look.failed:.0%} of the samples, more than check_failures "
+                f"({look.failed_allowed:.0%}) allows: the run would end. Mend the constraint, or give it more "
+                f"check_seconds or check_memory if that is what it lacked.",
+            )
+        ]
+    if look.failed:
+        return [Advice("careful", f"The constraint failed on {look.failed:.1%} of the samples; they count nowhere.")]
+    return []
+
+
+def _on_partition(look: Look) -> list[Advice]:
+    if not any(look.hits):
+        return [_nothing_satisfies(look)]
+    if look.satisfaction >= _NEARLY_ALL:
+        return [
+            Advice(
+                "careful",
+                f"The base satisfies the constraint in {look.satisfaction:.0%} of its samples already: there is little "
+                f"to gain. Drop the contexts where it always does, or ask for more.",
+            )
+        ]
+    expected = look.expected_coverage(look.samples)
+    contexts = look.contexts_per_epoch * expected
+    if expected < ENOUGH:
+        return [_too_few_covered(look, expected), *_on_contexts(look, contexts)]
+    few = _on_contexts(look, contexts)
+    if few:
+        return few
+    samples = look.contexts_per_epoch * look.samples * _mean(look.hits)
+    return [
+        Advice(
+            "fine",
+            f"N = {look.contexts_per_epoch} and M = {look.samples} suffice: of the {look.contexts_per_epoch} contexts "
+            f"of an epoch about {contexts:.0f} have a satisfying sample at the start, {samples:.0f} samples in all "
+            f"(mean κ {expected:.2f}).",
+        )
+    ]
+
+
+def _nothing_satisfies(look: Look) -> Advice:
+    count = len(look.hits) * look.samples
+    bound = min(1.0, 3 / count)  # the 95% bound when none of so many was seen
+    return Advice(
+        "stop",
+        f"None of {count:,} samples satisfies, so Z is probably below {bound:.2g}: there is nothing to learn from. "
+        f"Look at the samples: is the prompt in the form that the model knows, and the check what you mean? If so, use "
+        f"a model that can do it, give an easier or graded (soft) constraint, or look at more contexts.",
+    )
+
+
+def _too_few_covered(look: Look, expected: float) -> Advice:
+    more = enough_samples(look)
+    remedy = (
+        f"Raise num_generations to {more}, which should cover {look.expected_coverage(more):.0%}"
+        if more is not None
+        else f"Even {_MOST_SAMPLES:,} samples a context would not cover {ENOUGH:.0%}"
+    )
+    return Advice(
+        "stop" if expected < _TOO_FEW and more is None else "careful",
+        f"With M = {look.samples} samples only {expected:.0%} of an epoch's contexts should have a satisfying one: "
+        f"where M·Z is below 1 a context seldom teaches anything, its gradient shrinks by κ = 1-(1-Z)^M (here "
+        f"{expected:.2f} on average), and cdpg loses its advantage over dpg. {remedy}; or choose contexts in which the "
+        f"base can satisfy.",
+    )
+
+
+def _on_contexts(look: Look, covered: float) -> list[Advice]:
+    if covered >= min(_LEAST_CONTEXTS, look.contexts_per_epoch * ENOUGH):
+        return []
+    needed = math.ceil(look.contexts_per_epoch * _LEAST_CONTEXTS / max(covered, 1e-3))
+    suggestion = f" to about {needed}" if needed <= _MOST_SAMPLES else ""
+    return [
+        Advice(
+            "careful",
+            f"A step would rest on about {covered:.1f} contexts: its gradient is noisy. "
+            f"Raise contexts_per_epoch{suggestion}.",
+        )
+    ]
+
+
+def _on_speed(look: Look) -> list[Advice]:
+    if look.seconds_constraint <= look.seconds_sampling:
+        return []
+    remedy = (
+        f"raise check_workers (now {look.workers}) if there are cores left, or make the check faster"
+        if look.workers
+        else "make the check faster, or let workers do it (check_workers)"
+    )
+    return [
+        Advice(
+            "careful",
+            f"The constraint takes {1000 * look.seconds_constraint:.3g} ms a sample, sampling "
+            f"{1000 * look.seconds_sampling:.3g} ms: the run will wait for the checks. To change that, {remedy}.",
+        )
+    ]
+
+
+def _on_length(look: Look) -> list[Advice]:
+    if look.ended >= _MOSTLY_CUT:
+        return []
+    return [
+        Advice(
+            "careful",
+            f"{1 - look.ended:.0%} of the samples were cut at max_completion_length: raise it if the constraint needs "
+            f"to see the end.",
+        )
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

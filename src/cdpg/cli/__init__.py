@@ -1,0 +1,43 @@
+"""The ``cdpg`` command."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cdpg.cli import checking, results, tuning
+from cdpg.cli.options import app
+from cdpg.errors import CDPGError
+from cdpg.progress import plain_text
+
+__all__ = ["app", "checking", "main", "results", "tuning"]
+"""The modules are imported for their commands."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; errors become one sentence on standard error and an exit status."""
+    sys.exit(_status(lambda: app(args=arguments, prog_name="cdpg")))
+
+
+def _status(command: Callable[[], Any]) -> int:
+    console = Console(stderr=True)
+    try:
+        command()
+    except CDPGError as error:
+        console.print(Text(f"cdpg: {plain_text(str(error), limit=4000)}"), soft_wrap=True)
+        return error.exit_status
+    except KeyboardInterrupt:
+        console.print(Text("cdpg: interrupted"))
+        return 130
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:  # a fault of the program: told in full, but nothing in it may steer the terminal
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            console.print(Text(plain_text(line, limit=2000)), soft_wrap=True)
+        return 1
+    return 0

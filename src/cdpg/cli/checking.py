@@ -1,0 +1,145 @@
+"""The command ``check``: a dry look before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cdpg import memory
+from cdpg.advice import ENOUGH, Look, advise
+from cdpg.cli.options import (
+    ConstraintName,
+    Contexts,
+    Epochs,
+    EvalContexts,
+    Method,
+    Model,
+    OutputDir,
+    Preset,
+    PromptColumn,
+    PromptPrefix,
+    Seed,
+    Setting,
+    TaskOrFile,
+    app,
+    make_job,
+)
+from cdpg.cli.output import note, plan, quiet_transformers, shown_text
+from cdpg.progress import duration, plain_text
+
+if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
+    from cdpg.dry import DryLook, Example
+
+_MARKS = {"stop": "✗", "careful": "!", "fine": "✓"}
+
+
+@app.command()
+def check(
+    task: TaskOrFile = None,
+    preset: Preset = None,
+    model: Model = None,
+    contexts: Contexts = None,
+    eval_contexts: EvalContexts = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
+    method: Method = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    output_dir: OutputDir = None,
+    settings: Setting = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Contexts to look at.")] = 16,
+) -> None:
+    """Look at samples of the base before a run.
+
+    What the constraint makes of them, how long the run would take, and whether N and M suffice. It takes the options
+    of "cdpg run" and writes nothing.
+
+    Examples:
+
+      cdpg check code-compilability
+
+      cdpg check --model t5-small --contexts sentences.csv --constraint checks:short
+
+      cdpg check experiment.yaml --set num_generations=64 -n 32
+    """
+    named = {
+        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
+        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
+    }  # fmt: skip
+    chosen = {"method": method, "epochs": epochs, "seed": seed, "output_dir": output_dir}
+    job = make_job(task, {**named, **chosen}, settings, "{task}-{method}")
+    console = Console(stderr=True)
+    inputs = job.load(lambda text: note(console, text))
+    # Only now: the mistakes above are reported without waiting for torch.
+    from cdpg.dry import take
+
+    quiet_transformers()
+    note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
+    found = take(job, inputs, number, lambda text: note(console, text))
+    output = Console()
+    output.print(_figures(found))
+    _show_examples(output, "satisfying samples", found.satisfying)
+    _show_examples(output, "failing samples", found.failing)
+    if found.failure is not None:
+        output.print(Text(plain_text(f"a failed check: {found.failure}", limit=2000), style="dim"), soft_wrap=True)
+    output.print(Text("\nwhat to do", style="bold"))
+    for advice in advise(found.look):
+        output.print(Text(f"{_MARKS[advice.level]} {advice.text}"), soft_wrap=True)
+
+
+def _figures(found: DryLook) -> Table:
+    look = found.look
+    table = Table(title=f"the base on {len(look.z)} contexts, {look.samples} samples each", title_justify="left")
+    table.add_column("measured")
+    table.add_column("value", justify="right")
+    for name, value in (*_partition_rows(look), *_time_rows(found)):
+        table.add_row(name, value)
+    return table
+
+
+def _partition_rows(look: Look) -> list[tuple[str, str]]:
+    if not look.z:
+        return [("satisfaction", "–")]
+    return [
+        ("satisfaction", f"{look.satisfaction:.3f}"),
+        ("Ẑ of a context, least to most", f"{min(look.z):.3f} … {max(look.z):.3f}"),
+        ("deviation of Z between contexts, noise subtracted", f"{look.spread:.3f}"),
+        ("coverage: contexts with a satisfying sample", f"{look.coverage:.2f}"),
+        (f"expected coverage at M = {look.samples} ({ENOUGH} suffices)", f"{look.expected_coverage(look.samples):.2f}"),
+    ]
+
+
+def _time_rows(found: DryLook) -> list[tuple[str, str]]:
+    look, pace = found.look, found.pace
+    failed = ", ".join(f"{count} {kind}" for kind, count in found.failures.most_common())
+    low, high = (duration(seconds) for seconds in found.seconds)
+    workers = f"{look.workers} worker{'s' if look.workers != 1 else ''}" if look.workers else "in this process"
+    return [
+        ("length, tokens", f"{found.tokens:.1f}"),
+        ("ended before the length limit", f"{look.ended:.0%}"),
+        ("checks that failed", f"{look.failed:.1%}" + (f" ({failed})" if failed else "")),
+        ("sampling, a sample", _time(pace.sampling)),
+        (f"constraint, a sample ({workers})", _time(pace.constraint)),
+        ("scoring, a sample", _time(pace.scoring)),
+        ("gradient, a sample", _time(pace.gradient)),
+        ("the whole run, evaluations included, about", low if low == high else f"{low} to {high}"),
+        ("memory of a run, about", memory.told(found.memory)),
+    ]
+
+
+def _show_examples(console: Console, title: str, examples: Sequence[Example]) -> None:
+    console.print(Text(f"\n{title}: {'none' if not examples else ''}".rstrip(), style="bold"))
+    for example in examples:
+        soft = "" if example.b in (0.0, 1.0) else f"b = {example.b:.2f} "
+        console.print(Text(f"• {soft}{plain_text(example.prompt, limit=120)}", style="dim"), soft_wrap=True)
+        console.print(shown_text(example.text.strip("\n"), lines=8, width=300), soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,60 @@
+"""What the shell offers when the user presses Tab; it must answer at once, so nothing here loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from cdpg.config import FIELDS, Method
+from cdpg.tasks import TASKS
+
+Offers = list[tuple[str, str]]
+"""What may be typed, each with a word on it for shells that show one."""
+
+
+def complete_task_name(incomplete: str) -> Offers:
+    """The tasks that come with the package."""
+    return [(task.name, task.summary) for task in TASKS.values() if task.name.startswith(incomplete)]
+
+
+def complete_task(incomplete: str) -> Offers:
+    """A task, or a YAML file of the folder that is being typed."""
+    files = [path for ending in ("yaml", "yml") for path in _below(incomplete, f"*.{ending}") if path.is_file()]
+    return complete_task_name(incomplete) + [(str(path), "settings") for path in sorted(files)]
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """A method."""
+    return [name for name in get_args(Method) if name.startswith(incomplete)]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """The last of several methods, those before it not offered again."""
+    before, _, last = incomplete.rpartition(",")
+    given = before.split(",") if before else []
+    return [",".join([*given, name]) for name in complete_method(last) if name not in given]
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """A preset of any task."""
+    names = dict.fromkeys(name for task in TASKS.values() for name in task.presets)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """The name of a setting; its value is the user's."""
+    return [f"{name}=" for name in FIELDS if name.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """The folder of a run, or one below which there may be some."""
+    return sorted(str(path) for path in _below(incomplete, "*") if path.is_dir() and not path.name.startswith("."))
+
+
+def _below(incomplete: str, pattern: str) -> list[Path]:
+    """Paths that begin as typed and match the pattern in the folder typed so far."""
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    try:
+        return [path for path in folder.glob(pattern) if str(path).startswith(incomplete.removeprefix("./"))]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,83 @@
+"""The command's front door, and the options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
+from cdpg.job import Job, gather
+from cdpg.tasks import TASKS, find_task
+
+_ORDER = ("tasks", "check", "run", "compare", "evaluate", "report", "sample", "push")
+"""Commands in the order in which one needs them."""
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return sorted(self.commands, key=_ORDER.index)
+
+
+app = typer.Typer(
+    name="cdpg",
+    cls=_InOrder,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting; repeatable.", autocompletion=complete_setting),
+]
+TaskOrFile = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TASK|CONFIG.yaml", help="A task, or a YAML file of settings.", autocompletion=complete_task
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="A task's scale: tiny (offline, the default) or paper.", autocompletion=complete_preset),
+]
+Method = Annotated[str | None, typer.Option(help="cdpg, dpg, reinforce or ziegler.", autocompletion=complete_method)]
+Methods = Annotated[str, typer.Option(help="Methods to compare, separated by commas.", autocompletion=complete_methods)]
+Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
+Contexts = Annotated[str | None, typer.Option(help="File of contexts; for code also a folder of sources.")]
+EvalContexts = Annotated[str | None, typer.Option(help="File of held-out contexts.")]
+ConstraintName = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What the outputs must satisfy.")]
+PromptColumn = Annotated[str | None, typer.Option(help="Column of the contexts that holds the prompt.")]
+PromptPrefix = Annotated[str | None, typer.Option(help="Text before every prompt.")]
+Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling.")]
+Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
+OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
+
+
+@app.callback()
+def options() -> None:
+    """Tune a language model to meet a requirement without forgetting the rest of what it knows.
+
+    Examples:
+
+      cdpg tasks
+
+      cdpg check code-compilability
+
+      cdpg run code-compilability
+
+      cdpg COMMAND --help
+    """
+
+
+def make_job(task: str | None, options: dict[str, Any], settings: list[str] | None, folder: str) -> Job:
+    """The job of a command: a task's name or a configuration file, overlaid by the options."""
+    config = Path(task) if task is not None and task not in TASKS else None
+    if config is not None and not config.suffix and not config.exists():
+        find_task(str(task))  # it looks like a task's name: say which there are
+    values = gather(config, {"task": task if config is None else None, **options}, settings or [])
+    if values.get("task") and "output_dir" not in values:
+        values["output_dir"] = "runs/" + folder.format(task=values["task"], method=values.get("method") or "cdpg")
+    return Job.from_mapping(values)

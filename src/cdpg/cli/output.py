@@ -1,0 +1,90 @@
+"""What the commands say in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cdpg.errors import CDPGError
+from cdpg.job import Job
+from cdpg.progress import plain_text
+from cdpg.runlog import RunFolder, read_json
+from cdpg.tables import models_table
+
+
+def plan(job: Job, contexts: int, held_out: int) -> str:
+    settings = job.settings
+    return (
+        f"{settings.method} on {job.model}: {contexts:,} contexts, {settings.epochs:,} epochs of "
+        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; {held_out:,} contexts held out; "
+        f"output in {settings.output_dir}"
+    )
+
+
+def finish_run(console: Console, folder: RunFolder, record: dict[str, Any]) -> None:
+    """What came out: base → tuned where that was evaluated, else the last epoch; and what to type next."""
+    lines = []
+    if folder.evaluation.is_file():
+        result = read_json(folder.evaluation)
+        models = {name: result[name] for name in ("base", "tuned")}
+        title = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
+        console.print(models_table(title, models, result["changes"]))
+        lines.append(f"report: {report_path([folder.path], folder.report)}")
+    elif record:
+        console.print(_epoch_table(record))
+    quoted = shlex.quote(str(folder.path))
+    show(console, [*lines, f"model:  {folder.model}", f"next:   cdpg sample {quoted} --context '…'"])
+
+
+def report_path(runs: list[Path], output: Path) -> str:
+    """The report's path. A run is not lost for want of one: what stands in its way is told instead."""
+    from cdpg.report import write_report
+
+    try:
+        return str(write_report(runs, output))
+    except CDPGError as error:
+        return f"not written: {error}"
+
+
+def _epoch_table(record: dict[str, Any]) -> Table:
+    table = Table(title=f"epoch {record['epoch']}")
+    for column in ("satisfaction", "coverage", "KL(p, π)", "mean length"):
+        table.add_column(column, justify="right")
+    kl = record["kl_target_policy"]
+    table.add_row(
+        f"{record['satisfaction']:.3f}",
+        f"{record['coverage']:.2f}",
+        "–" if kl is None else f"{kl:.3f}",
+        f"{record['length']:.1f}",
+    )
+    return table
+
+
+def show(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(Text(plain_text(line, limit=2000)), soft_wrap=True)
+
+
+def note(console: Console, text: str) -> None:
+    console.print(Text(plain_text(text, limit=2000)), soft_wrap=True)
+
+
+def quiet_transformers() -> None:
+    """Its progress bars and advice belong to its own users; what matters here comes as an error."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def shown_text(text: str, lines: int = 1000, width: int = 10_000) -> Text:
+    """Foreign text of several lines, without what steers a terminal."""
+    kept = [plain_text(line, limit=width) for line in text.split("\n")[:lines]]
+    return Text("\n".join([*kept, "…"] if text.count("\n") >= lines else kept))

@@ -1,0 +1,150 @@
+"""Commands that tune: ``run`` and ``compare``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cdpg.cli.options import (
+    ConstraintName,
+    Contexts,
+    Epochs,
+    EvalContexts,
+    Method,
+    Methods,
+    Model,
+    OutputDir,
+    Preset,
+    PromptColumn,
+    PromptPrefix,
+    Seed,
+    Setting,
+    TaskOrFile,
+    app,
+    make_job,
+)
+from cdpg.cli.output import finish_run, note, plan, quiet_transformers, report_path, show
+from cdpg.config import CDPGConfig
+from cdpg.runlog import RunFolder
+from cdpg.tables import models_table
+
+
+@app.command()
+def run(
+    task: TaskOrFile = None,
+    preset: Preset = None,
+    model: Model = None,
+    contexts: Contexts = None,
+    eval_contexts: EvalContexts = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
+    method: Method = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    output_dir: OutputDir = None,
+    settings: Setting = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+) -> None:
+    """Tune a model, evaluate it before and after, and write a report.
+
+    Examples:
+
+      cdpg run code-compilability
+
+      cdpg run --model t5-small --contexts sentences.csv --constraint checks:short --output-dir runs/short
+
+      cdpg run experiment.yaml --set learning_rate=1e-5 --epochs 200
+
+      cdpg run experiment.yaml --resume
+    """
+    named = {
+        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
+        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
+    }  # fmt: skip
+    chosen = {"method": method, "epochs": epochs, "seed": seed, "output_dir": output_dir}
+    job = make_job(task, {**named, **chosen}, settings, "{task}-{method}")
+    if not resume:
+        RunFolder(job.settings.output_dir).require_fresh()
+    console = Console(stderr=True)
+    inputs = job.load(lambda text: note(console, text))
+    # Only now: the mistakes above are reported without waiting for torch.
+    from cdpg.comparison import make_trainer
+
+    quiet_transformers()
+    trainer = make_trainer(job, inputs, shlex.join(sys.argv))
+    if trainer.processes.is_main:
+        note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
+    record = trainer.train(resume_from_checkpoint=resume)
+    if trainer.processes.is_main:
+        finish_run(Console(), trainer.folder, record)
+
+
+@app.command()
+def compare(
+    task: TaskOrFile = None,
+    methods: Methods = "cdpg,dpg,reinforce,ziegler",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each with its share of the cores.")] = 1,
+    preset: Preset = None,
+    model: Model = None,
+    contexts: Contexts = None,
+    eval_contexts: EvalContexts = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    output_dir: OutputDir = None,
+    settings: Setting = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
+) -> None:
+    """Tune with several methods and put them side by side.
+
+    All draw the same number of samples.
+
+    Examples:
+
+      cdpg compare code-compilability
+
+      cdpg compare translation-numbers --methods cdpg,reinforce --seeds 3
+    """
+    named = {
+        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
+        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
+    }  # fmt: skip
+    job = make_job(
+        task, {**named, "epochs": epochs, "seed": seed, "output_dir": output_dir}, settings, "compare-{task}"
+    )
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    for name in names or [""]:
+        CDPGConfig.from_mapping({"method": name})  # an unknown one is named before anything runs
+    console = Console(stderr=True)
+    inputs = job.load(lambda text: note(console, text))
+    from cdpg import comparison
+
+    quiet_transformers()
+    runs = list(comparison.entrants(job, names, seeds))
+    if not resume:
+        for entrant in runs:
+            entrant.folder.require_fresh()
+    note(console, plan(job, len(inputs.tuning), len(inputs.held_out)) + f"; {len(runs)} runs: {', '.join(names)}")
+    command = shlex.join(sys.argv)
+
+    def tell(text: str) -> None:
+        note(console, text)
+
+    if jobs > 1:
+        comparison.train_side_by_side(runs, jobs, resume, tell)
+    else:
+        comparison.train_all(runs, inputs, command, resume, tell)
+    result = comparison.compare(job, inputs, runs, command, tell)
+    folder = Path(job.settings.output_dir)
+    output = Console()
+    output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))
+    show(output, [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"])

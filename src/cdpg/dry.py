@@ -1,0 +1,193 @@
+"""A dry look: samples of the base for a few contexts, judged and timed, before hours are spent on a run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from cdpg import memory
+from cdpg.advice import Look
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
+from cdpg.contexts import Context, ContextStream
+from cdpg.forecast import Pace, context_seconds, epoch_seconds, run_seconds
+from cdpg.job import Inputs, Job
+from cdpg.models.base import LanguageModel
+from cdpg.models.loading import load_model
+from cdpg.sampling import Samples, assemble, sample_chunks
+from cdpg.scoring import plan_passes, prompts_and_rows, score_samples
+from cdpg.uniforms import UniformStream
+from cdpg.workers.limits import Limits
+
+_TIMED_ROWS = 32
+"""Samples that are scored and differentiated for the time it takes."""
+_COPIES = 3
+"""What a run holds beside the model and its gradient: the base and Adam's two moments."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample to show."""
+
+    prompt: str
+    text: str
+    b: float
+
+
+@dataclass(frozen=True)
+class DryLook:
+    """What was seen."""
+
+    look: Look
+    pace: Pace
+    tokens: float
+    """Mean length of a completion."""
+    satisfying: Sequence[Example]
+    failing: Sequence[Example]
+    failures: Counter[str]
+    """Failed checks by kind."""
+    failure: CheckFailure | None
+    """One of them."""
+    seconds: tuple[float, float]
+    """The whole run, if satisfaction stays as it is, and if every sample satisfied."""
+    memory: float
+    """Bytes that a run should need in this process."""
+
+
+def take(job: Job, inputs: Inputs, count: int, tell: Tell) -> DryLook:
+    """Draw M samples of the base for ``count`` contexts, the first that the run would draw."""
+    config = job.settings
+    limits = Limits.of(config)
+    judge = Judge(inputs.constraints, limits)  # first: it may have to fork
+    base = load_model(job.model, config)
+    prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
+    base.encode(inputs.held_out, config.max_completion_length)
+    chosen = ContextStream(inputs.tuning, config.seed).draw(0, min(count, len(inputs.tuning)))
+    contexts = [inputs.tuning[i] for i in chosen]
+    tell(f"drawing {config.num_generations} samples of {job.model} for each of {len(contexts)} contexts")
+    started = time.perf_counter()
+    stream = UniformStream(config.seed, "check", 0)
+    chunks = sample_chunks(
+        base, [prompts[i] for i in chosen], config.num_generations, config.max_completion_length, stream,
+        config.rows_per_pass, inputs.stop,
+    )  # fmt: skip
+    samples = assemble(contexts, [prompts[i] for i in chosen], list(chunks), config.num_generations)
+    sampling = (time.perf_counter() - started) / samples.lengths.numel()
+    tell("judging them")
+    with closing(judge):
+        verdicts, constraint = _judged(judge, samples)
+    for notice in judge.notices:
+        tell(notice)
+    tell("timing a gradient")
+    pace = Pace(sampling, constraint, *_timed_scores(base, samples, verdicts, config))
+    return _seen(samples, verdicts, pace, limits.workers, config, inputs, _memory(base))
+
+
+def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
+    """Verdicts on all samples, and the seconds for one, without the start of the workers."""
+    owners = [context for context in samples.contexts for _ in range(samples.shape[1])]
+    texts = [text for row in samples.texts for text in row]
+    tokens = [
+        ids[:length].tolist()
+        for ids, length in zip(samples.tokens.flatten(0, 1), samples.lengths.flatten().tolist(), strict=True)
+    ]
+    judge.collect(judge.submit(owners[:1], texts[:1], tokens[:1]))
+    started = time.perf_counter()
+    verdicts = judge.collect(judge.submit(owners, texts, tokens))
+    return verdicts, (time.perf_counter() - started) / len(texts)
+
+
+def _timed_scores(base: LanguageModel, samples: Samples, verdicts: Verdicts, config: CDPGConfig) -> tuple[float, float]:
+    """Seconds to score a sample, and to take its gradient; of satisfying ones where there are enough."""
+    order = sorted(range(len(verdicts.b)), key=lambda row: verdicts.b[row] == 0)
+    rows = torch.tensor(order[:_TIMED_ROWS])
+    started = time.perf_counter()
+    score_samples(base, samples, rows, config.tokens_per_pass)
+    scored = time.perf_counter()
+    with memory.needed_for("computing the gradient", f"lower tokens_per_pass (now {config.tokens_per_pass})"):
+        for part in plan_passes(samples, rows, config.tokens_per_pass):
+            base.score(*prompts_and_rows(samples, part)).log_prob().sum().backward()
+    done = time.perf_counter()
+    base.module.zero_grad()
+    return (scored - started) / len(rows), (done - scored) / len(rows)
+
+
+def _memory(base: LanguageModel) -> float:
+    """The most that was held so far, a gradient included, and what a run holds beside that."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in base.module.parameters())
+    found = memory.peak()
+    return found.get("GPU memory", found["memory"]) + _COPIES * weights
+
+
+def _seen(
+    samples: Samples,
+    verdicts: Verdicts,
+    pace: Pace,
+    workers: int,
+    config: CDPGConfig,
+    inputs: Inputs,
+    memory_needed: float,
+) -> DryLook:
+    per_context = samples.shape[1]
+    z, hits = [], []
+    for start in range(0, len(verdicts.b), per_context):
+        judged = [verdicts.b[row] for row in range(start, start + per_context) if row not in verdicts.failures]
+        if judged:
+            z.append(sum(judged) / len(judged))
+            hits.append(sum(b > 0 for b in judged) / len(judged))
+    look = Look(
+        contexts_per_epoch=config.contexts_per_epoch,
+        samples=per_context,
+        z=z,
+        hits=hits,
+        failed=len(verdicts.failures) / len(verdicts.b),
+        failed_allowed=config.check_failures,
+        ended=float(samples.ended.double().mean()),
+        seconds_sampling=pace.sampling,
+        seconds_constraint=pace.constraint,
+        workers=workers,
+    )
+    context = context_seconds(config, pace, inputs.measure.beams)
+    share = sum(hits) / len(hits) if hits else 0.0
+    low, high = (
+        run_seconds(config, epoch_seconds(config, pace, satisfying), context, len(inputs.held_out))
+        for satisfying in (share, 1.0)
+    )
+    rows = [row for row in range(len(verdicts.b)) if row not in verdicts.failures]
+    return DryLook(
+        look=look,
+        pace=pace,
+        tokens=float(samples.lengths.double().mean()),
+        satisfying=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] > 0]),
+        failing=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] == 0]),
+        failures=Counter(failure.kind for failure in verdicts.failures.values()),
+        failure=next(iter(verdicts.failures.values()), None),
+        seconds=(low, high),
+        memory=memory_needed,
+    )
+
+
+def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: int = 3) -> list[Example]:
+    """A few of the rows, of different contexts where that can be had."""
+    per_context = samples.shape[1]
+    spread = sorted(rows, key=lambda row: (row % per_context, row // per_context))
+    first: dict[int, int] = {}
+    for row in spread:
+        first.setdefault(row // per_context, row)
+    chosen = [*first.values(), *(row for row in spread if row not in first.values())][:count]
+    return [
+        Example(_prompt(samples.contexts[row // per_context]), samples.texts[row // per_context][row % per_context], b)
+        for row, b in ((row, verdicts.b[row]) for row in chosen)
+    ]
+
+
+def _prompt(context: Context) -> str:
+    """Text, or the last message of a chat."""
+    return context.prompt if isinstance(context.prompt, str) else str(context.prompt[-1].get("content", ""))

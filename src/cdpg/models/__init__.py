@@ -1,0 +1,1 @@
+"""Language models by one interface: *start*, *advance* and *score*."""

@@ -1,0 +1,45 @@
+"""Functions of single texts, called where a hostile text can do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from cdpg.workers.limits import Limits
+from cdpg.workers.pool import Pool
+
+TextFunction = Callable[[Sequence[str]], list[Any]]
+"""A result for each text, whatever its neighbours; defined in a module, its results plain values."""
+
+
+class Apply(Protocol):
+    """How functions of texts are called."""
+
+    def __call__(self, function: TextFunction, texts: Sequence[str]) -> list[Any]:
+        """A result for each text; None where the function failed on it."""
+
+
+def directly(function: TextFunction, texts: Sequence[str]) -> list[Any]:
+    """Call it here and now; what it raises is raised."""
+    return function(texts)
+
+
+class Reader:
+    """Calls functions in worker processes, which start with the first call; without workers, here."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._pool: Pool | None = None
+
+    def __call__(self, function: TextFunction, texts: Sequence[str]) -> list[Any]:
+        if not self._limits.workers or not texts:
+            return directly(function, texts)
+        if self._pool is None:
+            self._pool = Pool([function], self._limits)
+        return self._pool.collect(self._pool.submit(function, list(texts))).values
+
+    def close(self) -> None:
+        """End the processes; the next call starts them anew."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None

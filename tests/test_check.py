@@ -1,0 +1,204 @@
+"""A dry look before a run: the reasoning on figures, and the command."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tiny
+from cdpg.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
+from cdpg.cli import app
+from cdpg.config import CDPGConfig
+from cdpg.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
+
+
+def look(hits: list[float], **changes: Any) -> Look:
+    values: dict[str, Any] = {
+        "contexts_per_epoch": 32, "samples": 32, "z": hits, "hits": hits, "failed": 0.0, "failed_allowed": 0.05,
+        "ended": 1.0, "seconds_sampling": 0.01, "seconds_constraint": 0.001, "workers": 2,
+    }  # fmt: skip
+    return Look(**(values | changes))
+
+
+def only(found: list[Advice]) -> Advice:
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize(("z", "samples"), [(0.006, 32), (0.3, 4), (1e-12, 64), (1.0, 3), (0.0, 5)])
+def test_kappa_is_the_chance_of_one_satisfying_sample(z: float, samples: int) -> None:
+    expected = 1 - (1 - z) ** samples
+    assert kappa(z, samples) == pytest.approx(expected, rel=1e-3 if z == 1e-12 else 1e-12)
+
+
+def test_expected_kappa_over_contexts_is_that_of_the_beta_distribution() -> None:
+    alpha, beta = 0.7, 3.1
+    mean, variance = alpha / (alpha + beta), alpha * beta / (alpha + beta) ** 2 / (alpha + beta + 1)
+    drawn = random.Random(0)
+    seen = [kappa(drawn.betavariate(alpha, beta), 8) for _ in range(40_000)]
+    error = 4 * 0.5 / math.sqrt(len(seen))
+    assert expected_kappa(mean, math.sqrt(variance), 8) == pytest.approx(sum(seen) / len(seen), abs=error)
+    assert expected_kappa(mean, math.sqrt(variance), 1) == pytest.approx(mean)  # one sample: the mean of Z itself
+
+
+def test_expected_kappa_at_the_ends() -> None:
+    assert expected_kappa(0.1, 0.0, 16) == pytest.approx(kappa(0.1, 16))
+    assert expected_kappa(0.25, math.sqrt(0.25 * 0.75), 1000) == pytest.approx(0.25)  # Z is 0 or 1
+    assert expected_kappa(0.0, 0.0, 16) == 0.0
+    assert expected_kappa(1.0, 0.0, 16) == 1.0
+    assert expected_kappa(0.1, 0.05, 64) > expected_kappa(0.1, 0.05, 32) > expected_kappa(0.1, 0.2, 32)
+
+
+def test_noise_is_no_deviation_between_contexts() -> None:
+    drawn = random.Random(1)
+    same = [sum(drawn.random() < 0.3 for _ in range(16)) / 16 for _ in range(2000)]
+    assert deviation(same, 16) < 0.03
+    assert deviation([0.1, 0.5] * 500, 10_000) == pytest.approx(0.2, abs=0.005)
+    assert deviation([0.4], 16) == 0.0
+
+
+def test_enough_is_said_with_the_figures() -> None:
+    found = only(advise(look([0.3] * 16)))
+    assert found.level == "fine"
+    assert "N = 32 and M = 32 suffice" in found.text
+    assert "about 32 have a satisfying sample" in found.text
+    assert f"{32 * 32 * 0.3:.0f} samples in all" in found.text
+
+
+def test_too_few_covered_contexts_call_for_more_samples_or_other_contexts() -> None:
+    seen = look([0.0] * 12 + [1 / 32] * 4)
+    assert seen.coverage == 0.25
+    more = enough_samples(seen)
+    assert more is not None
+    assert more % 32 == 0
+    assert seen.expected_coverage(more) >= 0.8 > seen.expected_coverage(more // 2)
+    found = advise(seen)[0]
+    assert found.level == "careful"
+    assert f"Raise num_generations to {more}" in found.text
+    assert "choose contexts" in found.text
+    assert "loses its advantage over dpg" in found.text
+
+
+def test_contexts_that_never_satisfy_are_not_covered_by_more_samples() -> None:
+    seen = look([0.0] * 12 + [1.0] * 4)
+    assert enough_samples(seen) is None
+    found = advise(seen)[0]
+    assert found.level == "stop"
+    assert "Even 4,096 samples" in found.text
+
+
+def test_nothing_satisfies() -> None:
+    found = only(advise(look([0.0] * 16)))
+    assert found.level == "stop"
+    assert "None of 512 samples satisfies, so Z is probably below 0.0059" in found.text
+
+
+def test_nothing_is_left_to_gain() -> None:
+    found = only(advise(look([1.0] * 15 + [0.9])))
+    assert found.level == "careful"
+    assert "99%" in found.text
+    assert "little to gain" in found.text
+
+
+def test_too_few_contexts_a_step() -> None:
+    found = advise(look([1 / 32] * 16, contexts_per_epoch=8))
+    assert [advice.level for advice in found] == ["careful", "careful"]
+    assert "contexts_per_epoch to about 13" in found[1].text
+    assert only(advise(look([0.5] * 16, contexts_per_epoch=2))).level == "fine"  # few, but all that were asked for
+
+
+def test_a_slow_constraint() -> None:
+    found = advise(look([0.3] * 16, seconds_constraint=0.04))
+    assert [advice.level for advice in found] == ["careful", "fine"]
+    assert "40 ms a sample, sampling 10 ms" in found[0].text
+    assert "check_workers (now 2)" in found[0].text
+    assert "let workers do it" in advise(look([0.3] * 16, seconds_constraint=0.04, workers=0))[0].text
+
+
+def test_failed_checks_and_cut_samples() -> None:
+    assert "the run would end" in advise(look([0.3] * 16, failed=0.06))[0].text
+    assert advise(look([0.3] * 16, failed=0.04))[0].level == "careful"
+    assert "60% of the samples were cut" in advise(look([0.3] * 16, ended=0.4))[0].text
+    assert only(advise(look([], failed=1.0))).level == "stop"
+
+
+def test_soft_scores_cover_by_any_score_above_0() -> None:
+    seen = look([1.0] * 16, z=[0.01] * 16)
+    assert seen.satisfaction == pytest.approx(0.01)
+    assert only(advise(seen)).level == "fine"
+
+
+PACE = Pace(sampling=1.0, constraint=0.5, scoring=0.1, gradient=0.3)
+
+
+def test_the_time_of_an_epoch() -> None:
+    config = CDPGConfig(contexts_per_epoch=2, num_generations=5)
+    assert epoch_seconds(config, PACE, 0.5) == pytest.approx(10 + 5 * 0.4)
+    assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
+    assert epoch_seconds(config.replace(method="ziegler"), PACE, 0.5) == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
+
+
+def test_the_time_of_evaluations() -> None:
+    config = CDPGConfig(epochs=25, evaluate_every=10, evaluation_contexts=64, evaluation_samples=16)
+    assert evaluated_contexts(config, 100) == 4 * 64 + 200  # before, after 10, 20 and 25, and all of both models
+    assert evaluated_contexts(config, 100, done=10) == 2 * 64 + 200
+    assert evaluated_contexts(config.replace(evaluate_at_end=False), 5) == 4 * 5
+    assert evaluated_contexts(config, 0) == 0
+    assert context_seconds(config, PACE, beams=4) == pytest.approx(16 * 1.1 + 4)
+    assert run_seconds(config, 2.0, 1.0, 5, done=24) == pytest.approx(2 + 5 + 10)
+
+
+def even(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    return [len(text) % 2 == 0 for text in completions]
+
+
+def never(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    return [False for _ in completions]
+
+
+def broken(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    raise ValueError("about \x1b[2J[red]x[/red]")
+
+
+def checked(folder: Path, constraint: str, *more: str) -> str:
+    model = tiny.save(folder / "llama", "llama")
+    file = folder / "contexts.txt"
+    file.write_text("two \x1b[2Jdogs\nthree cats\nthe fox\n", encoding="utf-8")
+    arguments = [
+        "check", "--model", str(model), "--contexts", str(file), "--constraint", f"test_check:{constraint}",
+        "--output-dir", str(folder / "out"), "--set", "max_completion_length=6", "--set", "num_generations=8",
+        "--set", "check_workers=0", "--set", "device=cpu", *more,
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert not (folder / "out").exists()
+    assert "\x1b[2J" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_the_command_shows_figures_samples_and_advice(tmp_path: Path) -> None:
+    output = checked(tmp_path, "even", "-n", "2")
+    assert "the base on 2 contexts, 8 samples each" in output
+    for name in ("satisfaction", "coverage", "Ẑ of a context", "constraint, a sample", "the whole run", "memory"):
+        assert name in output
+    satisfying, failing = output.split("satisfying samples:")[1].split("failing samples:")
+    assert satisfying.count("•") == 3
+    assert failing.split("what to do")[0].count("•") == 3
+
+
+def test_the_command_on_a_constraint_that_nothing_satisfies(tmp_path: Path) -> None:
+    output = checked(tmp_path, "never")
+    assert "satisfying samples: none" in output
+    assert "None of 24 samples satisfies" in output
+
+
+def test_the_command_on_a_constraint_that_raises(tmp_path: Path) -> None:
+    output = checked(tmp_path, "broken")
+    assert "100.0% (24 exception)" in output
+    assert "test_check:broken raised ValueError" in output
+    assert "mend the constraint first" in output

@@ -1,0 +1,124 @@
+"""The documentation: it builds strictly, what is made from the program is complete, and its examples hold."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from cdpg import demo
+from cdpg.cli import app
+from cdpg.config import FIELDS
+from cdpg.evaluation.catalogue import METRICS
+from cdpg.tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(DOCS)) for page in PAGES])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("documentation_hooks", DOCS / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the documentation's packages want Python 3.11")
+def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    built = {str(path.relative_to(tmp_path / "site")): path for path in (tmp_path / "site").rglob("*.html")}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in built.items()}
+    for name, text in texts.items():
+        assert not re.search(r"<!-- (settings|inputs|metrics|presets)|:class:<code>", text), name
+        fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:[^\"> ]+)", text)
+        fetched += re.findall(r"<link[^>]* href=\"?(https?:[^\"> ]+)[^>]*stylesheet", text)
+        assert not fetched, name
+    assert all(f"<code>{setting}</code>" in texts["settings.html"] for setting in FIELDS)
+    assert all(f"<code>{metric}</code>" in texts["methods.html"] for metric in METRICS)
+    assert 'id="cdpg.objectives.cdpg"' in texts["reference/stages.html"]
+    assert 'href="reference/stages.html#cdpg.objectives.cdpg"' in texts["methods.html"]
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert any("CDPGTrainer" in entry["title"] for entry in index["docs"])
+
+
+def test_tables_are_those_of_the_program(hooks: ModuleType) -> None:
+    settings = hooks.settings_table()
+    assert [line.split("`")[1] for line in settings.splitlines()[2:]] == list(FIELDS)
+    assert "| `epochs` | `1000` | Rounds of sampling, as in the paper; *not* passes over the data. |" in settings
+    assert "| `model` | An embedded model, a hub id or a folder. |" in hooks.inputs_table()
+    assert len(hooks.metrics_table().splitlines()) == 2 + len(METRICS)
+    for name, task in TASKS.items():
+        assert f"`{task.presets['paper'].model}`" in hooks.presets_table(name)
+        assert f"<!-- presets {name} -->" in (DOCS / "tasks" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_a_page_to_come_is_left_out_of_the_navigation(hooks: ModuleType, tmp_path: Path) -> None:
+    nav = [{"Start": "index.md"}, {"Results": "results.md"}, {"Tasks": [{"a": "tasks/a.md"}]}]
+    config = {"docs_dir": str(tmp_path), "nav": nav}
+    assert hooks.on_config(dict(config))["nav"] == [nav[0], nav[2]]
+    (tmp_path / "results.md").write_text("# Results\n", encoding="utf-8")
+    assert hooks.on_config(dict(config))["nav"] == nav
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words after ``cdpg`` of every command in a page."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "cdpg" in words:
+                yield words[words.index("cdpg") + 1 :]
+
+
+@EVERY_PAGE
+def test_commands_have_the_options_that_there_are(page: Path) -> None:
+    group = typer.main.get_command(app)
+    for name, *words in commands(page):
+        group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+        for option, setting in itertools.pairwise(words):
+            assert option != "--set" or setting.partition("=")[0] in FIELDS
+        if words and not words[0].startswith("-") and name in ("check", "run", "compare"):
+            assert words[0] in TASKS or words[0].endswith(".yaml")
+
+
+@EVERY_PAGE
+def test_examples_in_the_text_hold(page: Path) -> None:
+    failed, _ = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert failed == 0
+    for block in blocks(page, "python"):
+        imported = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+        for node in imported:
+            if node.module and node.module.split(".")[0] == "cdpg":
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+def test_the_worked_example_has_the_figures_of_the_base() -> None:
+    page = (DOCS / "idea.md").read_text(encoding="utf-8")
+    satisfied, to_ideal, to_base = demo.describe(demo.make_base(), demo.make_base())
+    for model, context, i in (("base", "first", 0), ("", "second", 1)):
+        figures = (f"{satisfied[i]:.3f}", f"{to_ideal[i]:.3f}", f"{to_base[i]:.3f}")
+        assert f"| {' | '.join((model, context, *figures))} |".replace("|  |", "| |") in page
