@@ -15,8 +15,10 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,7 @@ def run(folder: Path, kind: str = "tabular", method: str = "dpg", **changes: Any
         "output_dir": str(folder), "method": method, "epochs": EPOCHS, "contexts_per_epoch": 3, "num_generations": 8,
         "batch_size": 10, "max_completion_length": 3 if table else 6, "learning_rate": 0.05 if table else 1e-3,
         "warmup_epochs": 2, "save_every": 2, "keep_checkpoints": 2, "log_samples": 2, "device": "cpu",
+        "evaluate_every": 3, "evaluation_samples": 4,
     }  # fmt: skip
     model: Any = tabular(4) if table else tiny.make_model(kind)
     CDPGTrainer(
@@ -204,6 +207,10 @@ def main() -> None:
 
     torch.set_num_threads(1)
     del cdpg, enumeration, tiny
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        run(
+            Path(folder) / "run", check_workers=0
+        )  # much is imported only when it is needed: once, then, not in each fork
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
