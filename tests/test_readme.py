@@ -75,7 +75,7 @@ def test_the_commands_of_the_experiments(tmp_path: Path) -> None:
     for line in block.splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "cdpg"
-        sized = words[1] in ("run", "compare", "evaluate")
+        sized = words[1] in ("run", "compare", "evaluate", "check")
         run(tmp_path, sys.executable, "-m", "cdpg", *words[1:], *(overrides if sized else []))
     assert (tmp_path / "runs" / "compare-translation-numbers" / "report.html").is_file()
     assert list((tmp_path / "figures").glob("*.pdf"))
