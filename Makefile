@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 # The compilability experiment with what the package carries, from base to report.
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/cdpg run code-compilability --output-dir runs/demo --set evaluate_every=10
+	$(BIN)/cdpg run code-compilability --output-dir runs/demo --set evaluate_every=12
 
 test: lint types unit
 

@@ -83,12 +83,12 @@ _PAPER = {
     "long_contexts": "cut",
 }
 _TINY = {
-    "epochs": 30,
+    "epochs": 36,
     "contexts_per_epoch": 32,
     "num_generations": 16,
     "max_completion_length": 128,
-    "learning_rate": 4e-5,
-    "save_every": 10,
+    "learning_rate": 7.5e-5,
+    "save_every": 12,
     "evaluation_contexts": 24,
     "evaluation_samples": 8,
     "rows_per_pass": 512,
