@@ -53,7 +53,9 @@ class Keeper:
         self._process.stdin.flush()
         child = int(self._process.stdout.readline())
         if kill_after is not None:
-            time.sleep(kill_after)
+            deadline = time.monotonic() + kill_after
+            while (left := deadline - time.monotonic()) > 0 and not _has_ended(child):
+                time.sleep(min(left, 0.05))
             os.kill(child, signal.SIGKILL)  # it is a zombie at worst: the keeper reaps it only when told to
         self._process.stdin.write("reap\n")
         self._process.stdin.flush()
@@ -63,6 +65,14 @@ class Keeper:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=30)
+
+
+def _has_ended(child: int) -> bool:
+    """Whether a process is a zombie; where that cannot be seen, it is taken to live."""
+    try:
+        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
 
 
 def log_of(folder: Path) -> Path:
