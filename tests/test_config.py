@@ -18,6 +18,14 @@ def test_defaults_follow_the_paper() -> None:
     assert config.warmup == 100
     assert CDPGConfig(epochs=50).warmup == 5
     assert config.ziegler_beta == 0.2
+    assert {config.rate(epoch) for epoch in range(100, 1001)} == {1e-5}, "constant after the warm-up"
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    config = CDPGConfig(epochs=8, learning_rate=1.0, warmup_epochs=2, decay_epochs=3)
+    assert [config.rate(epoch) for epoch in range(1, 9)] == [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    short = config.replace(epochs=2)
+    assert [short.rate(epoch) for epoch in (1, 2)] == [0.5, 1 / 3], "a decay longer than the run is the run's"
 
 
 @pytest.mark.parametrize(

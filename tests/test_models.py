@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ def test_recorded_rescored_and_lone_log_probs_agree(family: str) -> None:
     assert (samples.log_q - lone).abs().max() < 1e-4
     entropy = -samples.log_q.sum() / samples.lengths.sum()
     assert 0.3 < entropy < 4.5, "a nearly uniform model could not show a mistake"
+
+
+@pytest.mark.parametrize("window", [8, 64])
+def test_gpt_neo_leaves_a_prompt_s_cache_in_its_place_while_its_local_window_reaches_it(window: int) -> None:
+    module = tiny.make_model("gpt_neo")
+    config = copy.deepcopy(module.config)
+    config.window_size = window
+    module = type(module)(config).eval()
+    model = load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for("gpt_neo"))
+    samples = draw(model)
+    lone = torch.tensor([[alone(model, samples, c, s) for s in range(M)] for c in range(len(PROMPTS))])
+    assert (samples.log_q - lone).abs().max() < 1e-4
+    layer = model.start(samples.prompts, torch.arange(len(PROMPTS)), LENGTH).layers[0]  # type: ignore[attr-defined]
+    assert (layer.prefix is not None) == (window == 64)
+    assert "_attn" not in vars(module.transformer.h[0].attn.attention), "the model's own attention is back in its place"
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "llama", "t5", "bart"])

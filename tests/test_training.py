@@ -218,6 +218,15 @@ def test_resuming_under_other_settings_is_refused_with_what_changed(tmp_path: Pa
     assert len(untimed(tmp_path)) == 6
 
 
+def test_a_run_is_made_longer_only_while_its_rate_would_have_been_the_same(tmp_path: Path) -> None:
+    tabular_trainer(tmp_path, epochs=4, decay_epochs=1, save_every=3).train()
+    with pytest.raises(UserError, match=r"rate of epoch 4 was 0.025 and would have been 0.05 with 6 epochs"):
+        tabular_trainer(tmp_path, epochs=6, decay_epochs=1).train(resume_from_checkpoint=True)
+    earlier = tabular_trainer(tmp_path, epochs=6, decay_epochs=1)
+    earlier.train(resume_from_checkpoint=tmp_path / "checkpoints" / "epoch-000003")
+    assert [record["learning_rate"] for record in untimed(tmp_path)] == [0.05] * 5 + [0.025]
+
+
 def test_resuming_on_another_base_is_refused_though_its_name_is_the_same(tmp_path: Path) -> None:
     """A model that was tuned in place is no longer the base it was."""
     first = tabular_trainer(tmp_path)

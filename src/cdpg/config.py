@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "eval_steps": "evaluate_every (in epochs)",
     "warmup_steps": "warmup_epochs",
     "warmup_ratio": "warmup_epochs",
+    "lr_scheduler_type": "warmup_epochs and decay_epochs",
     "per_device_train_batch_size": "batch_size (samples per optimiser step, over all processes)",
     "train_batch_size": "batch_size (samples per optimiser step, over all processes)",
     "gradient_accumulation_steps": "tokens_per_pass (micro-batches are cut by tokens, the gradient is exact)",
@@ -58,9 +59,12 @@ class CDPGConfig:
     max_completion_length: int = 128
     """Longest completion, in tokens; a longer one is cut and counts as it stands."""
     learning_rate: float = 1e-5
-    """Adam's rate after the warm-up, constant from there on."""
+    """Adam's rate after the warm-up."""
     warmup_epochs: int | None = None
     """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller."""
+    decay_epochs: int = 0
+    """Epochs at the end over which the rate falls linearly towards 0, so that the noise of the last batches averages
+    out; by default the rate stays constant, as in the paper."""
     partition_epsilon: float = 1e-8
     """ε, added once to the partition estimate in the weight's denominator."""
     batch_size: int | None = None
@@ -169,6 +173,12 @@ class CDPGConfig:
         """Epochs of warm-up, the default filled in."""
         return min(100, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
 
+    def rate(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 1: a rise, a plateau, a fall."""
+        rise = epoch / max(1, self.warmup)
+        fall = (self.epochs + 1 - epoch) / (min(self.decay_epochs, self.epochs) + 1)
+        return self.learning_rate * min(1.0, rise, fall)
+
     @property
     def evaluation_interval(self) -> int:
         """Epochs between evaluations, the default filled in."""
@@ -275,9 +285,9 @@ def _problems(config: CDPGConfig) -> Iterable[str]:
             return
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
-        "warmup_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1, "evaluation_contexts": 1,
-        "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1, "ziegler_horizon": 1,
-        "check_workers": 0, "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1,
+        "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1,
+        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1,
+        "ziegler_horizon": 1, "check_workers": 0, "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1,
     }  # fmt: skip
     for key, least in at_least.items():
         value = getattr(config, key)

@@ -66,11 +66,6 @@ def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> to
     )
 
 
-def learning_rate(config: CDPGConfig, epoch: int) -> float:
-    """Rising linearly over the warm-up, then constant; epochs count from 1."""
-    return config.learning_rate * min(1.0, epoch / max(1, config.warmup))
-
-
 def accumulate(
     policy: LanguageModel, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float, tokens_per_pass: int
 ) -> float:
@@ -100,7 +95,7 @@ class Updater:
         The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, epoch.number)
+            group["lr"] = self.config.rate(epoch.number)
         with self._memory():
             credit = self.objective.credit(epoch, self.policy)
         samples = epoch.b.numel()

@@ -22,10 +22,11 @@ from cdpg.errors import UserError
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
 _FREE = frozenset(
     {"output_dir", "epochs", "save_every", "keep_checkpoints", "evaluate_every", "log_samples", "report_to"}
-    | {"trust_remote_code", "warmup_epochs", "evaluate_at_end", "evaluation_contexts", "evaluation_samples"}
+    | {"trust_remote_code", "warmup_epochs", "decay_epochs"}
+    | {"evaluate_at_end", "evaluation_contexts", "evaluation_samples"}
     | {"check_workers", "check_seconds", "check_memory", "check_failures"}
 )
-"""Settings that a resumed run may change without changing what it computes; the warm-up is compared as it works out."""
+"""Settings that a resumed run may change without changing what it computes; learning rates are compared as they are."""
 _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
 """Settings that change the order of sums, and so the last bits of a result: allowed, as memory may call for it."""
 
@@ -63,10 +64,11 @@ def weights_digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
+def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
     """Refuse to continue a run under settings, a model or data that would make it another one; all changes named.
 
-    What may change but is not without effect is returned, a sentence each, to be told.
+    ``state`` is that of the checkpoint after ``done`` epochs. What may change but is not without effect is returned,
+    a sentence each, to be told.
     """
     then = CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in vars(config)})
     changes = [
@@ -74,8 +76,7 @@ def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str,
         for key, value in vars(then).items()
         if key not in _FREE | _ROUNDING and value != getattr(config, key)
     ]
-    if then.warmup != config.warmup:
-        changes.append(f"the warm-up was {then.warmup} epochs and is {config.warmup}: set warmup_epochs")
+    changes += _rate_changes(done, then, config)
     before = state["origin"]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
@@ -88,6 +89,20 @@ def check_resume(state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str,
             f"Give what it was started with, or start in another folder"
         )
     return _rounding(then, config, before, now)
+
+
+def _rate_changes(done: int, then: CDPGConfig, config: CDPGConfig) -> list[str]:
+    """Whether the epochs that are done would have had other learning rates, at the first that would."""
+    if then.learning_rate != config.learning_rate:
+        return []  # which is a change by itself
+    for epoch in range(1, done + 1):
+        if then.rate(epoch) != config.rate(epoch):
+            return [
+                f"the learning rate of epoch {epoch} was {then.rate(epoch):.3g} and would have been "
+                f"{config.rate(epoch):.3g} with {config.epochs} epochs, warm-up {config.warmup} and decay "
+                f"{config.decay_epochs} (they were {then.epochs}, {then.warmup}, {then.decay_epochs})"
+            ]
+    return []
 
 
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

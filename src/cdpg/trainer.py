@@ -33,7 +33,7 @@ from cdpg.models.loading import load_model
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
-from cdpg.optimization import Updater, learning_rate, make_optimizer
+from cdpg.optimization import Updater, make_optimizer
 from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
@@ -235,9 +235,7 @@ class CDPGTrainer:
                 f"a step of epoch {number} left weights that are not finite: lower learning_rate or set max_grad_norm; "
                 f"the batch is in {str(self.folder.nonfinite)!r}, the checkpoints are those from before"
             )
-        record = metrics_record(
-            epoch, summary, self.objective, learning_rate(self.args, number), self.args.partition_epsilon
-        )
+        record = metrics_record(epoch, summary, self.objective, self.args.rate(number), self.args.partition_epsilon)
         record["seconds"] = time.perf_counter() - started
         record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
         if self.processes.is_main:
@@ -305,7 +303,7 @@ class CDPGTrainer:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used = True
         if checkpoint is not None:
-            for notice in provenance.check_resume(checkpoint.state, self.args, self._origin):
+            for notice in provenance.check_resume(checkpoint.epoch, checkpoint.state, self.args, self._origin):
                 progress.note(notice)
             self._trainable.restore(checkpoint)
             self.processes.wait()  # nobody may still be reading what is tidied up below

@@ -5,11 +5,14 @@ Axes as in :mod:`cdpg.models.cache`, with H query heads and G = H / K of them to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 from cdpg.models.cache import PrefixLayer, RowLayer
 
@@ -62,6 +65,42 @@ def shared_attention(
         output = output + _prompt_values(weights[..., : prefix.get_seq_length()], prefix)
     assert isinstance(output, Tensor)
     return output.reshape(rows, 1, heads, -1), None
+
+
+class SharedAttention:
+    """Puts the attention above in the place of a model's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        self._configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
+        # The one family whose layers do not ask their configuration which attention to use.
+        self._gpt_neo: list[Any] = [module for module in modules if isinstance(module, GPTNeoSelfAttention)]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within it the model attends through the shared cache."""
+        before = [config._attn_implementation for config in self._configs]
+        try:
+            for config in self._configs:
+                config._attn_implementation = NAME
+            for module in self._gpt_neo:
+                module._attn = _gpt_neo_attention(module)
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation = name
+            for module in self._gpt_neo:
+                vars(module).pop("_attn", None)
+
+
+def _gpt_neo_attention(module: nn.Module) -> Callable[..., tuple[Tensor, None]]:
+    """The attention under GPT-Neo's own name for it: scores are not scaled, and heads come before positions."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, None]:
+        output, _ = shared_attention(module, query, key, value, attention_mask, scaling=1.0)
+        return output.transpose(1, 2), None
+
+    return attend
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

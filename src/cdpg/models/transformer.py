@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from cdpg.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models import attention
+from cdpg.models.attention import SharedAttention
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
 from cdpg.models.cache import RowLayer, Shared
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.linear import packed_weights
 from cdpg.models.text import Codec
 
-_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window")
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which families limit how far back a position sees."""
 
 
@@ -76,7 +76,7 @@ class TransformerModel(LanguageModel):
         self.module = module.eval()
         self.inner: Any = inner_model(module)
         self.config = self.inner.config.get_text_config(decoder=True)
-        self._configs = list({id(m.config): m.config for m in self.inner.modules() if hasattr(m, "config")}.values())
+        self._shared_attention = SharedAttention(self.inner)
         self.head = VocabularyHead(self.inner)
         self.vocabulary, self.hidden_size = self.head.shape
 
@@ -153,23 +153,15 @@ class TransformerModel(LanguageModel):
     def as_base(self) -> AbstractContextManager[None]:
         return self.module.disable_adapter() if self.has_adapters else nullcontext()  # type: ignore[operator]
 
-    @contextmanager
-    def _attention(self, share: bool) -> Iterator[None]:
-        """Within it the model attends through the shared cache."""
-        before = [config._attn_implementation for config in self._configs] if share else []
-        try:
-            for config in self._configs if share else ():
-                config._attn_implementation = attention.NAME
-            yield
-        finally:
-            for config, name in zip(self._configs, before, strict=False):
-                config._attn_implementation = name
+    def _attention(self, share: bool) -> AbstractContextManager[None]:
+        """Within it the model attends through the shared cache, or as it does by itself."""
+        return self._shared_attention() if share else nullcontext()
 
     def _can_share(self, state: State, max_length: int) -> bool:
         """Whether the prompt's cache may stay where it is: not once a local window would leave part of it behind."""
         windows = [getattr(self.config, name, None) for name in _WINDOWS]
         shortest = min((window for window in windows if window), default=None)
-        return self._shares and (shortest is None or state.mask.shape[1] + max_length < shortest)
+        return self._shares and (shortest is None or state.mask.shape[1] + max_length <= shortest)
 
     def _sharing_works(self) -> bool:
         """Try the shared attention beside the model's own, on two prompts of different length."""
