@@ -83,11 +83,12 @@ _PAPER = {
     "long_contexts": "cut",
 }
 _TINY = {
-    "epochs": 36,
+    "epochs": 30,
     "contexts_per_epoch": 32,
     "num_generations": 16,
     "max_completion_length": 128,
-    "learning_rate": 7.5e-5,
+    "learning_rate": 1.2e-4,
+    "decay_epochs": 24,
     "save_every": 12,
     "evaluation_contexts": 24,
     "evaluation_samples": 8,
