@@ -187,6 +187,14 @@ def test_code_is_measured_with_its_signature() -> None:
     assert np.isnan(found.features["ast_nodes"][0, 1])
     assert found.frequencies["compile_outcome"]["ok"] == 2
     assert found.frequencies["pep8_code"]["E271"] == 1
+    assert found.remarks["line"] == [[None, 2, None]]
+
+
+def test_the_line_of_an_error_is_counted_from_the_prompt_s_first() -> None:
+    short, long = Context("def f():", {}, 1), Context("import os\n\ndef g():", {"signature": "def g():"}, 2)
+    wrong, right = "\n    x = 1\n    return )\n", "\n    pass\n"
+    found = CodeMeasure()([short, long], [[wrong, right], [right, wrong]])
+    assert found.remarks["line"] == [[3, None], [None, 5]]
 
 
 def test_summaries_are_measured_against_source_and_reference() -> None:

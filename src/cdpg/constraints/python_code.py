@@ -130,6 +130,12 @@ def compile_outcomes(sources: Sequence[str]) -> list[str]:
     return _guarded(lambda: [_compile_outcome(source) for source in sources])
 
 
+@text_check()
+def error_lines(sources: Sequence[str]) -> list[int | None]:
+    """The line, counted from 1, that the compiler complains about; None where it does not name one."""
+    return _guarded(lambda: [_error_line(source) for source in sources])
+
+
 def pep8_codes(source: str) -> list[str] | None:
     """Codes of all PEP8 violations, sorted, with repeats; None if pycodestyle failed on the text."""
     return pep8_codes_of([source])[0]
@@ -175,6 +181,18 @@ def _compile_outcome(source: str) -> str:
         _note(error)
         return type(error).__name__
     return INCOMPLETE if code is None else OK
+
+
+def _error_line(source: str) -> int | None:
+    if len(source) > MAX_CHARACTERS:
+        return None
+    try:
+        compile(source, "<function>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error.lineno
+    except Exception:  # as in _compile_outcome
+        return None
+    return None
 
 
 def _note(error: Exception) -> None:

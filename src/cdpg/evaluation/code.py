@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from cdpg.constraints.entities import distinct_2
-from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, function_source, pep8_codes_of
+from cdpg.constraints.python_code import (
+    OK,
+    ast_nodes_of,
+    compile_outcomes,
+    error_lines,
+    function_source,
+    pep8_codes_of,
+)
 from cdpg.contexts import Context
 from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import Array
@@ -57,5 +65,23 @@ class CodeMeasure:
                 "compile_outcome": Counter(outcomes),
                 "pep8_code": Counter(code for found in codes for code in found or ()),
             },
-            remarks={"outcome": np.array(outcomes, dtype=object).reshape(len(outputs), -1).tolist()},
+            remarks={
+                "outcome": np.array(outcomes, dtype=object).reshape(len(outputs), -1).tolist(),
+                "line": _lines(contexts, signatures, sources, apply),
+            },
         )
+
+
+def _lines(
+    contexts: Sequence[Context], signatures: Sequence[str], sources: Sequence[Sequence[str]], apply: Apply
+) -> list[list[int | None]]:
+    """Where the compiler stumbles, ``[context][output]``: the line of the prompt with its completion."""
+    lines = iter(apply(error_lines, [source for texts in sources for source in texts]))
+    above = [
+        str(context.prompt).removesuffix(signature).count("\n")
+        for context, signature in zip(contexts, signatures, strict=True)
+    ]
+    return [
+        [None if line is None else before + line for line in islice(lines, len(texts))]
+        for before, texts in zip(above, sources, strict=True)
+    ]

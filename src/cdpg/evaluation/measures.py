@@ -25,8 +25,8 @@ class Measured:
     """Metrics that are no means of features."""
     frequencies: Mapping[str, Counter[str]] = field(default_factory=dict)
     """How often what occurred."""
-    remarks: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    """``[context][output]``: a word on each output, to be shown beside it."""
+    remarks: Mapping[str, Sequence[Sequence[str | int | None]]] = field(default_factory=dict)
+    """``[context][output]``: a word or a number on each output, to be shown with it."""
 
 
 class Measure(Protocol):
