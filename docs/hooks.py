@@ -12,16 +12,12 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from cdpg.config import FIELDS, CDPGConfig
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.job import Job
 from cdpg.tasks import TASKS
-
-OPTIONAL = ("results.md",)
-"""Pages that stand in the navigation once they have been written."""
 
 _MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")
 _SOURCE = re.compile(r"\]\((?:\.\./)+src/(cdpg/[\w/]+)\.py\)")
@@ -80,13 +76,6 @@ _TABLES: dict[str, Callable[..., str]] = {
 }  # fmt: skip
 
 
-def on_config(config: Any) -> Any:
-    """Leave out of the navigation what is still to be written."""
-    folder = Path(config["docs_dir"])
-    config["nav"] = [entry for entry in config["nav"] if not _is_missing(entry, folder)]
-    return config
-
-
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put the tables in, and turn links to sources around."""
     text = _MARK.sub(lambda mark: _TABLES[mark[1]](*filter(None, [mark[2]])), markdown)
@@ -97,11 +86,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({upwards}reference/stages.md#{module})"
 
     return _SOURCE.sub(to_reference, text)
-
-
-def _is_missing(entry: Any, folder: Path) -> bool:
-    target = next(iter(entry.values())) if isinstance(entry, dict) else entry
-    return target in OPTIONAL and not (folder / target).is_file()
 
 
 def _shown(value: Any) -> str:

@@ -76,14 +76,6 @@ def test_tables_are_those_of_the_program(hooks: ModuleType) -> None:
         assert f"<!-- presets {name} -->" in (DOCS / "tasks" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_a_page_to_come_is_left_out_of_the_navigation(hooks: ModuleType, tmp_path: Path) -> None:
-    nav = [{"Start": "index.md"}, {"Results": "results.md"}, {"Tasks": [{"a": "tasks/a.md"}]}]
-    config = {"docs_dir": str(tmp_path), "nav": nav}
-    assert hooks.on_config(dict(config))["nav"] == [nav[0], nav[2]]
-    (tmp_path / "results.md").write_text("# Results\n", encoding="utf-8")
-    assert hooks.on_config(dict(config))["nav"] == nav
-
-
 def commands(page: Path) -> Iterator[list[str]]:
     """The words after ``cdpg`` of every command in a page."""
     for block in blocks(page, "sh"):

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from cdpg import constraints
 from cdpg.cli import app
 from cdpg.config import CDPGConfig
+from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
-from cdpg.job import Job, gather
+from cdpg.job import Job, gather, prompting
 from cdpg.tasks import TASKS, find_task
 from cdpg.tasks.code import follows_pep8
 from tiny import save
@@ -244,6 +245,35 @@ def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path
     found = json.loads(output.read_text())
     assert set(found) >= {"base", "tuned", "changes"}
     assert found["contexts"] == 300
+
+
+def test_a_run_is_evaluated_on_another_task_by_that_task_s_constraint(
+    comparison: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(job: Job, *rest: Any) -> None:
+        raise UserError(f"{job.task} by {job.constraint}, base {Path(job.model).name}")
+
+    monkeypatch.setattr("cdpg.comparison.evaluate_model", look)
+    result = CliRunner().invoke(app, ["evaluate", str(comparison / RUNS[0]), "--task", "code-pep8"])
+    assert str(result.exception) == "code-pep8 by ('cdpg.constraints:pep8_clean',), base t5"
+    result = CliRunner().invoke(app, ["evaluate", str(comparison / RUNS[0]), "--task", "translation-numbers"])
+    assert str(result.exception) == "translation-numbers by ('test_tasks:short',), base t5"
+
+
+def test_a_run_is_sampled_with_its_prefix(comparison: Path) -> None:
+    def sampled(context: str) -> str:
+        return CliRunner().invoke(app, ["sample", str(comparison / RUNS[0]), "--context", context]).output
+
+    assert sampled("two dogs").count("log-probability") == 4
+    assert sampled("two dogs") == sampled("translate English to French: two dogs") != sampled("one dog")
+
+
+def test_what_goes_before_a_prompt_and_ends_an_output() -> None:
+    assert prompting({}) == ("", None)
+    assert prompting({"prompt_prefix": "Q: "}) == ("Q: ", None)
+    assert prompting({"task": "translation-numbers"}) == ("translate English to French: ", None)
+    assert prompting({"task": "translation-numbers", "prompt_prefix": ""}) == ("", None)
+    assert prompting({"task": "code-pep8", "preset": "tiny"}) == ("", FunctionEnd())
 
 
 def test_the_tasks_are_listed() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without i
 
 _ORIGIN = "origin"
 """The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
+_OF_A_TASK = ("task", "preset", "constraint", "contexts", "eval_contexts", "prompt_column", "prompt_prefix")
 _FEW = 50
 """From fewer contexts none are held out."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
@@ -117,7 +118,7 @@ class Job:
 
     def _task_contexts(self, task: Task, notify: Notify) -> tuple[list[Context], list[Context]]:
         preset = find_preset(task, self.preset)
-        prefix = preset.prefix if self.prompt_prefix is None else self.prompt_prefix
+        prefix, _ = prompting(self.inputs())
         column = self.prompt_column or task.column
 
         def read(path: str) -> list[Context]:
@@ -144,6 +145,21 @@ class Job:
         notify(f"{count:,} of {len(contexts):,} contexts are held out for evaluation; --eval-contexts names others")
         tuning = [context for index, context in enumerate(contexts) if index not in chosen]
         return tuning, [contexts[index] for index in sorted(chosen)]
+
+
+def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
+    """The text before every prompt, and the rule that ends an output, of what a command or a run's file says."""
+    prefix = values.get("prompt_prefix")
+    if values.get("task") is None:
+        return str(prefix or ""), None
+    task = find_task(str(values["task"]))
+    preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
+    return preset.prefix if prefix is None else str(prefix), task.stop
+
+
+def without_task(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's values but for those that belong to its task or stand in their place."""
+    return {key: value for key, value in values.items() if key not in _OF_A_TASK}
 
 
 def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:

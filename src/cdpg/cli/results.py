@@ -17,10 +17,15 @@ from cdpg.cli.options import ConstraintName, Preset, PromptColumn, PromptPrefix,
 from cdpg.cli.output import note, quiet_transformers, show, shown_text
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import UserError
-from cdpg.job import Job, gather
+from cdpg.job import Job, gather, prompting, without_task
 from cdpg.runlog import RunFolder
 from cdpg.tables import models_table
 from cdpg.tasks import TASKS
+
+_WHEN_SAMPLING = (
+    "max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "trust_remote_code"
+)  # fmt: skip
+"""Settings of a run that its samples depend on."""
 
 ModelOrRun = Annotated[
     str,
@@ -64,7 +69,9 @@ def evaluate(
         "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "constraint": constraint,
         "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "seed": seed,
     }  # fmt: skip
-    job = Job.from_mapping({**known, **gather(None, given, settings or [])})
+    other_task = task is not None and task != known.get("task")
+    values = without_task(known) if other_task else known
+    job = Job.from_mapping({**values, **gather(None, given, settings or [])})
     console = Console(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     from cdpg.card import write_card
@@ -73,8 +80,8 @@ def evaluate(
 
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
-    target = output or (folder.evaluation if known else Path("evaluation.json"))
-    own = known and not any((task, base, constraint))  # of what the run was tuned for: its model card shows them
+    own = known and not any((other_task, base, constraint))  # of what the run was tuned for: its card shows them
+    target = output or (folder.evaluation if own else Path("evaluation.json"))
     write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     if own:
         write_card(folder.model, folder)
@@ -127,20 +134,23 @@ def report(
 @app.command()
 def sample(
     model: ModelOrRun,
-    context: Annotated[str, typer.Option(help="What to condition on.")],
+    context: Annotated[str, typer.Option(help="What to condition on; a run puts its prefix before it.")],
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many completions.")] = 4,
     seed: Annotated[int | None, typer.Option(min=0, help="Seeds the samples.")] = None,
     settings: Setting = None,
 ) -> None:
     """Sample completions, with their log-probabilities.
 
+    Prompts begin and completions end as they did in the run.
+
     Example:
 
       cdpg sample runs/short --context "A sentence to translate." -n 4
     """
-    path, base = model_of(model)
-    values = gather(None, {"seed": seed}, settings or [])
-    config = CDPGConfig.from_mapping({**base, **values})
+    path, run = model_of(model)
+    kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}
+    config = CDPGConfig.from_mapping({**kept, **gather(None, {"seed": seed}, settings or [])})
+    prefix, stop = prompting(run)
     from cdpg.contexts import Context
     from cdpg.models.loading import load_model
     from cdpg.sampling import assemble, sample_chunks
@@ -148,11 +158,11 @@ def sample(
 
     quiet_transformers()
     language_model = load_model(path, config)
-    contexts = [Context(prompt=context, columns={}, row=1)]
+    contexts = [Context(prompt=prefix + context.removeprefix(prefix), columns={}, row=1)]
     prompts = language_model.encode(contexts, config.max_completion_length)
     chunks = sample_chunks(
         language_model, prompts, number, config.max_completion_length, UniformStream(config.seed, "sample", 0),
-        config.rows_per_pass,
+        config.rows_per_pass, stop,
     )  # fmt: skip
     samples = assemble(contexts, prompts, list(chunks), number)
     console = Console()
@@ -190,12 +200,10 @@ def push(
 
 
 def model_of(name: str) -> tuple[str, dict[str, Any]]:
-    """The model's folder or id, and the settings of the run it belongs to, if any."""
+    """The model's folder or id, and the configuration of the run it belongs to, if any."""
     folder = Path(name)
     if not (folder / "config.yaml").is_file():
         return name, {}
     if not (folder / "model").is_dir():
         raise UserError(f"the run {name!r} has no model yet: it is written at the end; continue the run with --resume")
-    values = read_yaml(folder / "config.yaml")
-    kept = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "trust_remote_code")
-    return str(folder / "model"), {key: values[key] for key in kept if key in values}
+    return str(folder / "model"), read_yaml(folder / "config.yaml")

@@ -139,7 +139,7 @@ def still_rising(label: str, satisfaction: Sequence[float]) -> Iterator[Finding]
     error = math.sqrt(_variance(before) / size + _variance(last) / size)
     if rise > LEAST_RISE and rise > 2 * error:
         text = f"Satisfaction rose by {rise:.3f} over the last {size:,} epochs, from those before."
-        yield Finding("warning", label, "Still rising when it stopped", text, "Train for longer: more is to be had.")
+        yield Finding("warning", label, "Still rising when it stopped", text, "Start again with more epochs.")
 
 
 def turned_away(label: str, run: Run) -> Iterator[Finding]:

@@ -213,12 +213,19 @@ def _repeat(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "command": text(origin.get("command"), 2000),
-        "again": f"cdpg run {shlex.quote(str(run.path / 'config.yaml'))} --output-dir NEW_FOLDER",
+        "again": _again(run),
         "seed": text(run.config.get("seed"), 40),
         "method": short(run.method),
         "model": text(origin.get("model") or run.config.get("model"), 300),
         "config": text(run.config_text, 20_000),
     }
+
+
+def _again(run: Run) -> str:
+    """The command that repeats a run; none for one that a program made, which alone knows its data and constraint."""
+    if not (run.config.get("task") or run.config.get("constraint")):
+        return ""
+    return f"cdpg run {shlex.quote(str(run.path / 'config.yaml'))} --output-dir NEW_FOLDER"
 
 
 def _versions(study: Study) -> list[tuple[str, str]]:
