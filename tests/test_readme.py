@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def run(folder: Path, *command: str) -> None:
 def test_python_and_command_line_examples(workplace: Path) -> None:
     (program,) = blocks("python")
     small = "epochs=2, num_generations=2, contexts_per_epoch=1, max_completion_length=4"
-    program = program.replace('output_dir="runs/short"', f'output_dir="runs/python", {small}')
+    program = program.replace('output_dir="runs/short", epochs=50', f'output_dir="runs/python", {small}')
     (workplace / "program.py").write_text(program, encoding="utf-8")
     run(workplace, sys.executable, "program.py")
     assert (workplace / "runs" / "python" / "model" / "model.safetensors").is_file()
@@ -59,6 +60,20 @@ def test_python_and_command_line_examples(workplace: Path) -> None:
     overrides = [word for setting in settings for word in ("--set", setting)]
     run(workplace, sys.executable, "-m", "cdpg", *words[1:], *overrides)
     assert (workplace / "runs" / "short" / "model" / "model.safetensors").is_file()
+
+
+def test_the_two_commands_and_the_extras_are_there() -> None:
+    root = Path(__file__).parents[1]
+    first = [line.split("#")[0].split() for line in README.splitlines()[:2]]
+    assert first == [["make", "demo"], ["make", "test"]]
+    for command in first:
+        dry = subprocess.run([*command, "--dry-run"], cwd=root, capture_output=True, text=True, check=False)
+        assert dry.returncode == 0, dry.stderr
+        assert "pytest" in dry.stdout or "cdpg run code-compilability" in dry.stdout
+    (block,) = (block for block in blocks("sh") if "pip install" in block)
+    named = set(re.findall(r"\.\[(\w+)\]", block))
+    assert named
+    assert named <= set(metadata.metadata("cdpg").get_all("Provides-Extra") or ())
 
 
 SMALL = {
