@@ -83,17 +83,17 @@ _PAPER = {
     "long_contexts": "cut",
 }
 _TINY = {
-    "epochs": 30,
+    "epochs": 34,
     "contexts_per_epoch": 32,
     "num_generations": 16,
     "max_completion_length": 128,
     "learning_rate": 1.2e-4,
-    "decay_epochs": 24,
+    "decay_epochs": 22,
     "save_every": 12,
     "evaluation_contexts": 24,
     "evaluation_samples": 8,
     "rows_per_pass": 512,
-    "tokens_per_pass": 4096,
+    "tokens_per_pass": 2048,
 }
 _PRESETS = {
     "tiny": Preset("code-tiny", embedded_rows, _TINY),
