@@ -175,7 +175,7 @@ def _epoch(method: str, epoch: int, epochs: int, rng: np.random.Generator) -> di
         "z_nstd": 0.74 + 2 * noise, "z_nstd_corrected": 0.61 + 2 * noise,
         "loss": 21.4 + noise, "grad_norm": 0.6 + noise, "learning_rate": 1e-5,
         "steps": 1, "steps_skipped": 0, "steps_nonfinite": 0,
-        "tokens": int(512 * metrics["length"]["mean"]),
+        "samples": 512, "tokens": int(512 * metrics["length"]["mean"]),
         "seconds": sum(times.values()) + 0.05, **times,
     }  # fmt: skip
 

@@ -42,7 +42,7 @@ from cdpg.report.diagnosis import (
 )
 from cdpg.report.figures import figures_of
 from cdpg.report.highlight import prose, python
-from cdpg.report.series import log10_weights, seconds_by_stage, thinned
+from cdpg.report.series import clock_of, evaluated, log10_weights, logged, seconds_by_stage, thinned
 from cdpg.report.study import Study, read_study
 from cdpg.report.style import BASE, STAGES, dark_twins
 from cdpg.report.style import METHODS as STYLES
@@ -105,6 +105,14 @@ class Page(HTMLParser):
 
 
 # What it holds.
+
+
+def test_epochs_and_evaluations_stand_on_one_axis(tmp_path: Path) -> None:
+    study = read_study([run_folder(tmp_path / "run", epochs=20)])
+    (group,), clock = study.groups, clock_of(study)
+    assert clock.label == "training samples"
+    assert logged(group, "ess", clock).x == tuple(512.0 * epoch for epoch in range(1, 21))
+    assert evaluated(group, "satisfaction", clock).x == tuple(512.0 * epoch for epoch in range(0, 21, 2))
 
 
 def test_a_comparison_has_every_table_figure_and_sample(page: Page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sys
 import types
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from cdpg import constraints
 from cdpg.cli import app
+from cdpg.comparison import Entrant, entrants
 from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
@@ -161,7 +163,7 @@ def test_contexts_come_from_the_hub(hub: None, name: str, count: int) -> None:
     assert len(inputs.tuning) == len(inputs.held_out) == count // 2
     prompts = {context.prompt for context in (*inputs.tuning, *inputs.held_out)}
     assert len(prompts) == count
-    assert inputs.tuning != job_of(name, preset="paper", seed=1).load(ignore).tuning
+    assert inputs.tuning != job_of(name, preset="paper", data_seed=1).load(ignore).tuning
 
 
 def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +237,27 @@ def test_a_comparison_is_continued_where_it_ended(comparison: Path) -> None:
         }
     )
     assert (config.method, config.seed) == ("cdpg", 0)
+
+
+def test_only_the_very_run_that_is_asked_for_counts_as_done(comparison: Path) -> None:
+    job = Job.from_mapping(gather(comparison / RUNS[0] / "config.yaml", {}, []))
+    assert Entrant("cdpg", "cdpg", job).is_done()
+    for change in ({"epochs": 3}, {"learning_rate": 1.0}):
+        other = dataclasses.replace(job, settings=job.settings.replace(**change))
+        assert not Entrant("cdpg", "cdpg", other).is_done()
+
+
+def test_runs_with_other_seeds_are_judged_on_the_same_contexts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(f"prompt {number}" for number in range(80)), encoding="utf-8")
+    job = Job.from_mapping({"model": "m", "contexts": str(file), "constraint": "test_tasks:short"})
+    first, second = (run.job.load(ignore) for run in entrants(job, ["cdpg"], 2))
+    assert len(first.held_out) == 8
+    assert first.held_out == second.held_out
+    assert not {context.prompt for context in first.held_out} & {context.prompt for context in second.tuning}
+    assert dataclasses.replace(job, data_seed=1).load(ignore).held_out != first.held_out
+    with pytest.raises(UserError, match="data_seed takes a whole number"):
+        Job.from_mapping({"task": NAMES[0], "data_seed": "x"})
 
 
 def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path) -> None:

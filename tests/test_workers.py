@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -417,8 +418,19 @@ def trainer(folder: Path, constraint: Any, act: str = "", **changes: Any) -> CDP
         "learning_rate": 0.05, "save_every": 100, "device": "cpu", "check_seconds": 1.0, "check_memory": 128,
     }  # fmt: skip
     rows = [{"prompt": str(context.prompt), "act": act} for context in contexts_of(3)]
+    held_out = rows if changes.pop("held_out", False) else None
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
-    return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows)
+    return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows, eval_dataset=held_out)
+
+
+def test_an_evaluation_says_how_many_checks_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(tmp_path, naughty.constraint, "exit 4", epochs=1, check_failures=1.0, held_out=True).train()
+    result = json.loads((tmp_path / "evaluation.json").read_text())
+    assert 0 < result["base"]["checks_failed"]["mean"] < 1
+    assert result["base"]["satisfaction"]["mean"] == 1.0
+    outputs = [output for example in result["examples"] for output in example["outputs"]["base"]]
+    assert all((output["b"] is None) == output["text"].startswith("a") for output in outputs)
+    assert re.search(r"base: the check failed on \d+ of 48 samples, which are left out\n", capsys.readouterr().err)
 
 
 def test_a_run_goes_on_without_its_failed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.card import write_card
-from cdpg.config import CDPGConfig
+from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.heldout import TUNED
@@ -39,8 +39,12 @@ class Entrant:
         return RunFolder(self.job.settings.output_dir)
 
     def is_done(self) -> bool:
-        """Whether the run has come to its end."""
-        return (self.folder.model / "config.json").is_file()
+        """Whether this very run, with all its settings, has come to its end."""
+        if not (self.folder.model / "config.json").is_file():
+            return False
+        asked = {**self.job.inputs(), **self.job.settings.to_mapping()}
+        found = read_yaml(self.folder.config)
+        return all(found.get(key) == value for key, value in asked.items())
 
 
 def entrants(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Entrant]:
@@ -132,7 +136,8 @@ def compare(
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
     with closing(held_out):
         evaluation = held_out.evaluate(models, about, tell)
-    result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
+        notices = _told(held_out.notices(evaluation), tell)
+    result = evaluation.to_mapping() | {"notices": notices, "costs": {run.name: costs(run.folder) for run in runs}}
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
     if held_out.processes.is_main:
@@ -148,7 +153,8 @@ def evaluate_model(
     about = {"task": job.task, "command": command}
     with closing(held_out):
         found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
-    return found.to_mapping({BASE: BASE, TUNED: TUNED})
+        notices = _told(held_out.notices(found), tell)
+    return found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"notices": notices}
 
 
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
@@ -157,6 +163,12 @@ def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result
         write_json(run.folder.evaluation, own)
         write_card(run.folder.model, run.folder)
     write_json(folder / FILE, result)
+
+
+def _told(notices: list[str], tell: Callable[[str], None]) -> list[str]:
+    for notice in notices:
+        tell(notice)
+    return notices
 
 
 def _loader(path: Path, config: CDPGConfig) -> Callable[[], LanguageModel]:

@@ -61,6 +61,9 @@ class Job:
     """The column of the contexts that holds the prompt, or for a task the text that goes into it."""
     prompt_prefix: str | None = None
     """Text before every prompt; the task's own by default."""
+    data_seed: int = 0
+    """Seeds which rows of a data set are taken and which contexts are held out: not ``seed``, so that runs with other
+    seeds are judged on the same contexts."""
 
     def inputs(self) -> dict[str, Any]:
         """All but the settings, as :meth:`from_mapping` takes it."""
@@ -89,11 +92,12 @@ class Job:
         if problems:
             raise UserError("; ".join(problems))
         constraint = values["constraint"]
-        named = {key: str(values[key]) for key in own - {"constraint"} if values.get(key) is not None}
+        named = {key: str(values[key]) for key in own - {"constraint", "data_seed"} if values.get(key) is not None}
         return cls(
             **named,
             constraint=(constraint,) if isinstance(constraint, str) else tuple(map(str, constraint)),
             settings=CDPGConfig.from_mapping({key: value for key, value in values.items() if key in FIELDS}),
+            data_seed=_seed(values.get("data_seed", 0)),
         )
 
     def load(self, notify: Notify) -> Inputs:
@@ -129,7 +133,7 @@ class Job:
             return load_contexts(found)
 
         if self.contexts is None:
-            tuning, held_out = (task.contexts(rows, prefix) for rows in preset.rows(self.settings.seed))
+            tuning, held_out = (task.contexts(rows, prefix) for rows in preset.rows(self.data_seed))
             return tuning, read(self.eval_contexts) if self.eval_contexts else held_out
         tuning = read(self.contexts)
         return (tuning, read(self.eval_contexts)) if self.eval_contexts else self._split(tuning, notify)
@@ -140,7 +144,7 @@ class Job:
             notify(f"only {len(contexts)} contexts: none are held out, and the evaluation uses the same ones")
             return contexts, contexts
         count = min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE))
-        order = UniformStream(self.settings.seed, "held-out", 0).permutation(len(contexts))
+        order = UniformStream(self.data_seed, "held-out", 0).permutation(len(contexts))
         chosen = set(order[:count].tolist())
         notify(f"{count:,} of {len(contexts):,} contexts are held out for evaluation; --eval-contexts names others")
         tuning = [context for index, context in enumerate(contexts) if index not in chosen]
@@ -167,6 +171,12 @@ def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
     preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
     given = {key: value for key, value in values.items() if value is not None}
     return {"model": preset.model, "constraint": task.constraint, **preset.settings, **given}
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"data_seed takes a whole number of at least 0, not {value!r}")
+    return value
 
 
 def _prefixed(context: Context, prefix: str) -> Context:

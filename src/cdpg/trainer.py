@@ -162,7 +162,9 @@ class CDPGTrainer:
                 self.save_model()
                 self._failures.tell_all(self.folder.metrics, progress.note)
             if self.eval_contexts and self.args.evaluate_at_end:
-                self.evaluate(lambda text: self._tell(progress, stop, text))
+                found = self.evaluate(lambda text: self._tell(progress, stop, text))
+                for notice in found.get("notices", ()):
+                    progress.note(notice)
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
@@ -177,9 +179,11 @@ class CDPGTrainer:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
         with closing(self.held_out):
             found = self._examination.final(tell or _unheard)
+            notices = self.held_out.notices(found)
         if not self.processes.is_main:
             return {}
-        result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
+        result = found.to_mapping({BASE: BASE, TUNED: TUNED})
+        result |= {"notices": notices, "costs": {TUNED: costs(self.folder)}}
         write_json(self.folder.evaluation, result)
         if self.folder.model.is_dir():
             card.write_card(self.folder.model, self.folder)

@@ -80,7 +80,8 @@ def evaluate(
 
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
-    own = known and not any((other_task, base, constraint))  # of what the run was tuned for: its card shows them
+    # Only what the run was made for belongs into its folder and on its model's card.
+    own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
     target = output or (folder.evaluation if own else Path("evaluation.json"))
     write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     if own:

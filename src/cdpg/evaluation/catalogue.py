@@ -48,6 +48,9 @@ METRICS: dict[str, Metric] = {
     "z_nstd": Metric("nstd(Z), raw", "Deviation of Z over contexts, divided by its mean; sampling noise included."),
     "z_nstd_corrected": Metric("nstd(Z), corrected", "The same with the sampling noise subtracted."),
     "ess": Metric("effective sample size", "(Σw)²/Σw² of a context's samples, as a share of them.", better="higher"),
+    "checks_failed": Metric(
+        "failed checks", "Share of samples whose check failed; they are left out of all else.", better="lower"
+    ),
     "length": Metric("length", "Tokens of a completion, its end token included.", "tokens", digits=1),
     "ended": Metric("ended", "Share of completions that ended before the length limit."),
     "distinct_2": Metric("Distinct-2", "Distinct bigrams over bigrams of one output, averaged.", better="higher"),

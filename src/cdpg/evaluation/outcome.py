@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         "length": over_samples(outcome.table("lengths")),
         "ended": over_samples(outcome.ended),
     }
+    if not bool(valid.all()):
+        found["checks_failed"] = mean_statistic((~valid).double().mean(dim=1).numpy())
     if outcome.beam_b is not None:
         found["satisfaction_beam"] = mean_statistic(np.array(outcome.beam_b, dtype=np.float64))
     for name, values in outcome.measured.features.items():
@@ -137,14 +140,19 @@ def token_ranks(outcome: Outcome) -> list[int]:
 
 
 def outputs_of(outcome: Outcome, context: int, limit: int) -> list[dict[str, Any]]:
-    """Outputs of a context to show: the beam's, then samples, each with its verdict and what was remarked on it."""
+    """Outputs of a context to show: the beam's, then samples, each with its verdict and what was remarked on it.
+
+    The verdict is None where the check failed.
+    """
     beams: list[dict[str, Any]] = []
     if outcome.beams is not None and outcome.beam_b is not None:
-        beams = [{"text": outcome.beams[context], "b": outcome.beam_b[context], "decoding": "beam"}]
-    b = outcome.table("b")[context].tolist()
+        b_of_beam = outcome.beam_b[context]
+        known = None if math.isnan(b_of_beam) else b_of_beam
+        beams = [{"text": outcome.beams[context], "b": known, "decoding": "beam"}]
+    b, valid = outcome.table("b")[context].tolist(), outcome.table("valid")[context].tolist()
     samples = [
-        {"text": text, "b": verdict, "decoding": "ancestral"}
-        for text, verdict in zip(outcome.texts[context], b, strict=True)
+        {"text": text, "b": verdict if known else None, "decoding": "ancestral"}
+        for text, verdict, known in zip(outcome.texts[context], b, valid, strict=True)
     ]
     measured = samples if outcome.beams is None else beams
     for name, remarks in outcome.measured.remarks.items():

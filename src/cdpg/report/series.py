@@ -39,12 +39,8 @@ class Clock:
 
     def place(self, run: Run, record: Record) -> float | None:
         """Where a record stands on the axis."""
-        epoch = count(record.get("epoch"))
-        if not self.samples:
-            return epoch
-        given = count(record.get("samples"))
-        per_epoch = run.samples_per_epoch
-        return given if given is not None or epoch is None or per_epoch is None else epoch * per_epoch
+        epoch, per_epoch = count(record.get("epoch")), run.samples_per_epoch
+        return epoch * per_epoch if self.samples and epoch is not None and per_epoch is not None else epoch
 
 
 def clock_of(study: Study) -> Clock:

@@ -44,7 +44,10 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "ended",
         ),
     ),
-    "sampling": ("The target and the weights", ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess")),
+    "sampling": (
+        "The target and the weights",
+        ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess", "checks_failed"),
+    ),
 }
 MOST_COLUMNS = 6
 """Columns side by side; a wider table goes on below."""
