@@ -34,6 +34,7 @@ from cdpg.report.diagnosis import (
     SHORTER,
     collapsed,
     diagnose,
+    failed_checks,
     lost_steps,
     low_coverage,
     still_rising,
@@ -569,6 +570,12 @@ def test_still_rising() -> None:
     assert [finding.title for finding in still_rising("m", rising)] == ["Still rising when it stopped"]
     assert list(still_rising("m", level)) == list(still_rising("m", rising[:19])) == []
     assert list(still_rising("m", [value * 0.01 for value in rising])) == [], "a rise too small to matter"
+
+
+def test_failed_checks() -> None:
+    (finding,) = failed_checks("m", 30, 1000)
+    assert finding.text == "The check failed on 3.0% of the samples, which were left out."
+    assert [*failed_checks("m", 10, 1000), *failed_checks("m", 0, 0)] == []
 
 
 def test_unfinished_and_lost_steps() -> None:

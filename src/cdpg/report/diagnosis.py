@@ -35,6 +35,9 @@ LEAST_EPOCHS = 20
 SKIPPED_SHARE = 0.2
 """Share of optimiser steps skipped for want of a satisfying sample."""
 
+FAILED_SHARE = 0.01
+"""Share of samples whose check failed: they are left out, so that the rest may not be like the whole."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -72,6 +75,7 @@ def _of_run(run: Run, label: str) -> Iterator[Finding]:
     yield from lost_steps(
         label, steps, math.fsum(_column(run, "steps_skipped")), math.fsum(_column(run, "steps_nonfinite"))
     )
+    yield from failed_checks(label, math.fsum(_column(run, "checks_failed")), math.fsum(_column(run, "samples")))
 
 
 def at_end(values: Sequence[float]) -> float | None:
@@ -175,6 +179,14 @@ def lost_steps(label: str, taken: float, skipped: float, nonfinite: float) -> It
     if whole and skipped / whole > SKIPPED_SHARE:
         text = f"{skipped / whole:.0%} of the optimiser steps had no satisfying sample and were skipped."
         yield Finding("warning", label, "Steps without a sample", text, "Raise num_generations or contexts_per_epoch.")
+
+
+def failed_checks(label: str, failed: float, samples: float) -> Iterator[Finding]:
+    """Samples that the constraint gave no verdict on."""
+    if samples and failed / samples > FAILED_SHARE:
+        text = f"The check failed on {failed / samples:.1%} of the samples, which were left out."
+        advice = "See failures.jsonl; mend the constraint, or raise check_seconds or check_memory."
+        yield Finding("warning", label, "Checks failed", text, advice)
 
 
 def collapsed(label: str, study: Study, model: str) -> Iterator[Finding]:
