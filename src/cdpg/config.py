@@ -101,9 +101,9 @@ class CDPGConfig:
     """λ of the generalised advantage estimate (γ is 1)."""
 
     check_workers: int | None = None
-    """Worker processes that judge samples, for each training process; by default one a core, at most 8, shared between the
-    training processes of a machine. 0 judges in the training process itself, for a constraint that holds a model on a
-    GPU: there nothing ends a call that hangs."""
+    """Worker processes that judge samples, for each training process; by default one a core, at most 8, shared between
+    the training processes of a machine. 0 judges in the training process itself, for a constraint that holds a model on
+    a GPU: there nothing ends a call that hangs."""
     check_seconds: float = 10.0
     """What a constraint may take for one sample before its worker is killed and the sample counts as failed."""
     check_memory: int = 1024
