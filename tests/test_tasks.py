@@ -20,6 +20,7 @@ from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
 from cdpg.job import Job, gather, prompting
+from cdpg.provenance import versions
 from cdpg.tasks import TASKS, find_task
 from cdpg.tasks.code import follows_pep8
 from tiny import save
@@ -216,6 +217,8 @@ def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
     assert set(result["seeds"]) == {"cdpg", "reinforce"}
     assert len(result["seeds"]["cdpg"]["satisfaction"]["values"]) == 2
     assert {cost["samples"] for cost in result["costs"].values()} == {16}
+    assert {"python", "torch"} <= set(versions())
+    assert result["versions"] == versions()
     for name in RUNS:
         own = json.loads((comparison / name / "evaluation.json").read_text())
         assert own["tuned"] == result["models"][name]
@@ -268,6 +271,7 @@ def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path
     found = json.loads(output.read_text())
     assert set(found) >= {"base", "tuned", "changes"}
     assert found["contexts"] == 300
+    assert found["versions"] == versions()
 
 
 def test_a_run_is_evaluated_on_another_task_by_that_task_s_constraint(

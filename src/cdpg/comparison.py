@@ -20,6 +20,7 @@ from cdpg.heldout import TUNED
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
+from cdpg.provenance import versions
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
 from cdpg.trainer import CDPGTrainer
 
@@ -132,7 +133,7 @@ def compare(
 ) -> dict[str, Any]:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``."""
     held_out = make_trainer(runs[0].job, inputs, command).held_out
-    about = {"task": job.task, "command": command}
+    about = {"task": job.task, "command": command, "versions": versions()}
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
     with closing(held_out):
         evaluation = held_out.evaluate(models, about, tell)
@@ -150,7 +151,7 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
-    about = {"task": job.task, "command": command}
+    about = {"task": job.task, "command": command, "versions": versions()}
     with closing(held_out):
         found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
         notices = _told(held_out.notices(found), tell)

@@ -101,8 +101,9 @@ class CDPGConfig:
     """λ of the generalised advantage estimate (γ is 1)."""
 
     check_workers: int | None = None
-    """Worker processes that judge samples, for each training process; by default one a core, at most 8. 0 judges in the
-    training process itself, for a constraint that holds a model on a GPU: there nothing ends a call that hangs."""
+    """Worker processes that judge samples, for each training process; by default one a core, at most 8, shared between
+    the training processes of a machine. 0 judges in the training process itself, for a constraint that holds a model on
+    a GPU: there nothing ends a call that hangs."""
     check_seconds: float = 10.0
     """What a constraint may take for one sample before its worker is killed and the sample counts as failed."""
     check_memory: int = 1024
@@ -134,7 +135,7 @@ class CDPGConfig:
     rows_per_pass: int = 256
     """Sequences sampled side by side: more is faster, and needs more memory."""
     tokens_per_pass: int = 1280
-    """Tokens scored or differentiated at once: memory grows with this, not with N·M."""
+    """Tokens scored or differentiated at once: memory grows with this, hardly with N·M."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))

@@ -51,7 +51,7 @@ def origin(
         "stop": stop,
         "contexts": {"count": len(contexts), "sha256": fingerprint(contexts)},
         "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions(),
     }
 
 
@@ -137,8 +137,9 @@ def how_to_resume(command: str | None) -> str:
     return shlex.join([*start, *arguments, *([] if "--resume" in arguments else ["--resume"])])
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def versions() -> dict[str, str]:
+    """Python and the packages that results depend on, as they are installed."""
+    found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
