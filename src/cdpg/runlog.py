@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -140,7 +139,7 @@ class RunFolder:
         _HELD.discard(self)
 
 
-_HELD: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+_HELD: set[RunFolder] = set()
 """The folders that this process holds."""
 
 
