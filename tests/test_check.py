@@ -14,7 +14,12 @@ import tiny
 from cdpg.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
 from cdpg.cli import app
 from cdpg.config import CDPGConfig
+from cdpg.contexts import Context
+from cdpg.dry import take
+from cdpg.errors import UserError
+from cdpg.evaluation.measures import TextMeasure
 from cdpg.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
+from cdpg.job import Inputs, Job
 
 
 def look(hits: list[float], **changes: Any) -> Look:
@@ -202,3 +207,16 @@ def test_the_command_on_a_constraint_that_raises(tmp_path: Path) -> None:
     assert "100.0% (24 exception)" in output
     assert "test_check:broken raised ValueError" in output
     assert "mend the constraint first" in output
+
+
+def needy(prompts: Any, completions: Any, source: Any) -> list[bool]:
+    return [True] * len(completions)
+
+
+@pytest.mark.parametrize("lacking", ["tuning", "held_out"])
+def test_a_column_that_is_missing_is_told_before_a_model_is_loaded(lacking: str) -> None:
+    whole, bare = [Context("x", {"source": "y"}, 1)], [Context("x", {}, 1)]
+    contexts = {"tuning": whole, "held_out": whole, lacking: bare}
+    job = Job(model="nosuch", constraint=("test_check:needy",), settings=CDPGConfig(check_workers=0, device="cpu"))
+    with pytest.raises(UserError, match="test_check:needy takes 'source'"):
+        take(job, Inputs(**contexts, constraints=[needy], measure=TextMeasure(), stop=None), 1, lambda text: None)

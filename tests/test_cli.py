@@ -16,6 +16,8 @@ import pytest
 
 import tiny
 from cdpg.cli import completion, main
+from cdpg.errors import UserError
+from cdpg.job import load_constraint
 from cdpg.runlog import read_jsonl
 
 CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
@@ -229,3 +231,21 @@ def test_completion_is_installed_by_the_usual_option() -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "_CDPG_COMPLETE=complete_bash" in result.stdout
+
+
+def test_the_working_folder_does_not_take_the_place_of_installed_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "json", "colorsys", "own_check"):
+        (tmp_path / f"{name}.py").write_text("def even(prompts, completions): return [True] * len(prompts)\n")
+    monkeypatch.chdir(tmp_path)
+    before = [path for path in sys.path if path not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", [*before])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    load_constraint("cdpg.constraints:compiles")
+    assert sys.path == before, "a constraint of the package needs nothing from there"
+    with pytest.raises(UserError, match=r"'colorsys' has no function 'even'.*an installed module has that name"):
+        load_constraint("colorsys:even")
+    assert load_constraint("own_check:even")(["x"], ["y"]) == [True]
+    assert sys.path == [*before, str(tmp_path)]
+    sys.modules.pop("own_check")

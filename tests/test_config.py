@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,25 @@ def test_the_rate_rises_stays_and_falls() -> None:
         ("report_to", ["a", "b"], ("a", "b")),
         ("adam_betas", [0.5, 0.9], (0.5, 0.9)),
         ("max_grad_norm", 1, 1.0),
+        ("epochs", "5", 5),
+        ("epochs", "1e3", 1000),
+        ("seed", "9007199254740993", 2**53 + 1),
+        ("seed", 2**53 + 1, 2**53 + 1),
     ],
 )
 def test_values_are_read_as_their_type(key: str, value: Any, expected: Any) -> None:
-    assert getattr(CDPGConfig.from_mapping({key: value}), key) == expected
+    for config in (
+        CDPGConfig.from_mapping({key: value}),
+        CDPGConfig(**{key: value}),
+        CDPGConfig().replace(**{key: value}),
+    ):
+        found = getattr(config, key)
+        assert (found, type(found)) == (expected, type(expected))
+
+
+def test_values_that_depend_on_each_other_are_compared_as_numbers() -> None:
+    config = CDPGConfig(contexts_per_epoch="4", num_generations=8.0, batch_size="32")  # type: ignore[arg-type]
+    assert (config.samples_per_epoch, config.batch_size) == (32, 32)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +66,30 @@ def test_values_are_read_as_their_type(key: str, value: Any, expected: Any) -> N
         ("epochs", "many", "epochs takes a whole number, not 'many'"),
         ("epochs", 1.5, "epochs takes a whole number, not 1.5"),
         ("epochs", True, "epochs takes a whole number, not True"),
+        ("epochs", float("inf"), "epochs takes a whole number, not inf"),
+        ("epochs", "1e999", "epochs takes a whole number, not '1e999'"),
+        ("learning_rate", 10**400, "learning_rate takes a number"),
         ("method", "ppo", "method takes 'cdpg' or 'dpg' or 'reinforce' or 'ziegler', not 'ppo'"),
         ("adam_betas", [0.9], "adam_betas takes a list"),
         ("trust_remote_code", "yes", "trust_remote_code takes true or false, not 'yes'"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        CDPGConfig.from_mapping({key: value})
-    assert message in str(error.value)
+    for make in (lambda: CDPGConfig.from_mapping({key: value}), lambda: CDPGConfig(**{key: value})):
+        with pytest.raises(UserError) as error:
+            make()
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["1e999", ".inf", "-.inf", ".nan"])
+def test_what_is_no_whole_number_is_refused_after_set(text: str) -> None:
+    with pytest.raises(UserError, match="epochs takes a whole number"):
+        CDPGConfig.from_mapping(parse_overrides([f"epochs={text}"]))
+
+
+def test_every_value_of_the_wrong_type_is_told_at_once() -> None:
+    with pytest.raises(UserError, match=r"epochs takes .*; seed takes "):
+        CDPGConfig(epochs="many", seed="s")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +107,20 @@ def test_a_batch_larger_than_the_epoch_is_refused() -> None:
 
 
 def test_unknown_settings_are_answered_with_the_nearest_all_at_once() -> None:
-    with pytest.raises(UserError) as error:
-        CDPGConfig.from_mapping({"learnign_rate": 1, "num_train_epochs": 3, "epochs": "x"})
-    message = str(error.value)
-    assert "did you mean 'learning_rate'" in message
-    assert "use epochs (here an epoch is one round of sampling" in message
-    assert "epochs takes a whole number" in message
+    settings: dict[str, Any] = {"learnign_rate": 1, "num_train_epochs": 3, "epochs": "x"}
+    for make in (lambda: CDPGConfig.from_mapping(settings), lambda: CDPGConfig(**settings)):
+        with pytest.raises(UserError) as error:
+            make()
+        message = str(error.value)
+        assert "did you mean 'learning_rate'" in message
+        assert "use epochs (here an epoch is one round of sampling" in message
+        assert "epochs takes a whole number" in message
+
+
+def test_the_signature_names_every_setting() -> None:
+    assert list(inspect.signature(CDPGConfig).parameters) == list(FIELDS)
+    with pytest.raises(UserError, match="unknown setting 'epoch'; did you mean 'epochs'"):
+        CDPGConfig().replace(epoch=3)
 
 
 @pytest.mark.parametrize(

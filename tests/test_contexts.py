@@ -133,7 +133,7 @@ def test_chat_prompts_become_tuples_of_messages(tmp_path: Path) -> None:
     (from_file,) = load_contexts(path)
     (from_list,) = load_contexts([{"prompt": chat}])
     assert from_file == from_list == Context(tuple(chat), {}, 1)
-    assert from_file.is_chat and not Context("hi", {}, 1).is_chat
+    assert not isinstance(from_file.prompt, str)
     chat[1]["content"] = "changed"
     assert from_list.prompt[1] == {"role": "user", "content": "hi", "name": "x"}
 

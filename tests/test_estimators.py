@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cdpg.evaluation.divergence import kl_policy_base, kl_target_policy, mean_over_covered
+from cdpg.evaluation.outcome import _partition_statistics
 from cdpg.partition import log_partition, summarize_partition, weights
 from cdpg.target import log_target
 from enumeration import Universe, contexts_of, tabular
@@ -115,6 +116,26 @@ def test_noise_alone_is_subtracted_from_the_spread_of_z() -> None:
     assert abs(summary.nstd - expected) < 0.1
     assert summary.nstd_corrected is not None
     assert summary.nstd_corrected < 0.35
+
+
+def test_the_noise_of_a_single_sample_is_unknown() -> None:
+    log_ratio = torch.tensor([[0.1, 0.4], [0.3, 0.9], [0.5, 0.2]], dtype=torch.float64).log()
+    valid = all_valid(log_ratio)
+    single = summarize_partition(log_ratio[:, :1], valid[:, :1])
+    assert single.nstd is not None
+    assert single.nstd_corrected is None
+    valid[2, 1] = False
+    z = torch.tensor([0.25, 0.6, 0.5], dtype=torch.float64)
+    within = (0.3**2 / 4 + 0.6**2 / 4) / 2  # s²/M of the two contexts that have two samples
+    expected = max(0.0, float(z.var(correction=0)) - within) ** 0.5 / float(z.mean())
+    assert summarize_partition(log_ratio, valid).nstd_corrected == pytest.approx(expected, abs=1e-12)
+    spread = log_ratio * 4
+    mixed = summarize_partition(spread, valid)
+    found = _partition_statistics(spread.exp().where(valid, torch.zeros(())).numpy(), valid.numpy())
+    assert found["z_nstd_corrected"].value() == pytest.approx(mixed.nstd_corrected, abs=1e-12)
+    alone = _partition_statistics(log_ratio[:, :1].exp().numpy(), valid[:, :1].numpy())
+    assert math.isnan(alone["z_nstd_corrected"].value())
+    assert alone["z_nstd"].value() == pytest.approx(single.nstd)
 
 
 def test_effective_sample_size() -> None:

@@ -29,6 +29,7 @@ from cdpg.evaluation.summaries import SummaryMeasure
 from cdpg.evaluation.translation import TranslationMeasure, bleu_statistic
 from cdpg.models.loading import load_model
 from cdpg.runlog import read_jsonl
+from cdpg.scoring import score_samples
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from tiny import make_model, tokenizer_for
 
@@ -267,3 +268,18 @@ def test_the_run_was_evaluated_along_its_way(run: Path) -> None:
     assert records[0]["metrics"]["kl_policy_base"]["mean"] == 0.0
     assert records[-1]["metrics"]["satisfaction"]["mean"] > records[0]["metrics"]["satisfaction"]["mean"]
     assert {record["contexts"] for record in records} == {2}
+
+
+def test_an_outcome_keeps_no_log_probabilities_of_tokens(tmp_path: Path) -> None:
+    config = CDPGConfig(
+        output_dir=str(tmp_path), num_generations=8, max_completion_length=MAX_LENGTH, evaluation_samples=50,
+        device="cpu",
+    )  # fmt: skip
+    trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts_of(3))
+    (block,) = trainer.held_out.outcome("tuned", trainer.policy, lambda text: None).blocks
+    for tensor in (block.token_log_a, block.samples.token_log_q):
+        assert tensor.shape == block.samples.tokens.shape
+        assert tensor.untyped_storage().nbytes() == 8
+    rows = torch.arange(block.b.numel())
+    again = score_samples(trainer.base, block.samples, rows, 1000).sum(dim=2)
+    assert torch.allclose(again, block.log_a, atol=1e-12), "it can still be scored"

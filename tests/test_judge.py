@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -92,3 +93,20 @@ def test_what_is_no_constraint_is_refused() -> None:
         Judge(["m:f"])  # type: ignore[list-item]
     with pytest.raises(UserError, match=r"must take \(prompts, completions"):
         Judge(lambda text: True)
+
+
+def test_a_column_that_a_constraint_needs_must_be_there() -> None:
+    def named(prompts: Any, completions: Any, source: Any, *, level: Any, note: Any = None) -> Any:
+        return [True] * len(completions)
+
+    def any_of_them(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> Any:
+        return [True] * len(completions)
+
+    made = Judge([any_of_them, named])
+    made.require_columns([Context("x", {"source": 1, "level": 2}, 1)])
+    made.require_columns([])
+    with pytest.raises(UserError, match=r"named takes 'level', which has no default.*they have 'source', 'other': add"):
+        made.require_columns([Context("x", {"source": 1, "other": 2}, 1)])
+    with pytest.raises(UserError, match="they have the prompt alone"):
+        made.require_columns([Context("x", {}, 1)])
+    Judge(functools.partial(named, source=[], level=[])).require_columns([Context("x", {}, 1)])

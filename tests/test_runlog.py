@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,16 @@ def test_a_forked_worker_that_outlives_the_run_does_not_hold_the_folder(tmp_path
                 pass
         finally:
             os.kill(worker, signal.SIGKILL)
+
+
+def test_a_folder_that_was_held_is_forgotten(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder:
+        pass
+    known = weakref.ref(folder)
+    del folder
+    gc.collect()
+    assert known() is None, "something that outlives the run still refers to it"
 
 
 def test_a_second_run_needs_resume(tmp_path: Path) -> None:

@@ -182,3 +182,12 @@ def test_the_shipped_model_is_small_and_plain() -> None:
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     sampling = json.loads((folder / "generation_config.json").read_text())
     assert (sampling["do_sample"], sampling["top_k"], sampling["top_p"], sampling["temperature"]) == (True, 0, 1, 1)
+
+
+def test_what_cannot_be_read_does_not_stop_a_source_tree(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("def f(a):\n    pass\n")
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.py").mkdir()
+    assert python_files(tmp_path) == [tmp_path / "good.py"]
+    assert read_source(tmp_path / "folder.py") is None, "what vanishes or is barred between listing and reading"
+    assert signatures_in([tmp_path / "gone.py", tmp_path / "good.py"]) == ["def f(a):"]

@@ -109,6 +109,16 @@ def test_a_line_that_is_no_signature_is_named(tmp_path: Path) -> None:
         job_of("code-compilability", contexts=str(file)).load(ignore)
 
 
+def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "signatures.txt"
+    file.write_text("def f(x):\n\n\ndef bad( a ):\ndef g(x):\n")
+    inputs = job_of("code-pep8", contexts=str(file)).load(ignore)
+    assert [(context.prompt, context.row) for context in inputs.tuning] == [("def f(x):", 1), ("def g(x):", 5)]
+    file.write_text("two dogs\n\nthree cats\n")
+    inputs = job_of("translation-numbers", contexts=str(file), prompt_prefix="").load(ignore)
+    assert [(context.prompt, context.row) for context in inputs.tuning] == [("two dogs", 1), ("three cats", 3)]
+
+
 def test_pairs_of_a_file_with_source_and_reference(tmp_path: Path) -> None:
     tuning, held_out = tmp_path / "train.csv", tmp_path / "test.csv"
     for file, count in ((tuning, 4), (held_out, 2)):
@@ -165,6 +175,17 @@ def test_contexts_come_from_the_hub(hub: None, name: str, count: int) -> None:
     prompts = {context.prompt for context in (*inputs.tuning, *inputs.held_out)}
     assert len(prompts) == count
     assert inputs.tuning != job_of(name, preset="paper", data_seed=1).load(ignore).tuning
+
+
+def test_a_source_with_two_references_is_not_both_tuned_on_and_held_out(
+    hub: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [{"article": f"Article {i % 20}.", "highlights": f"Short {i}."} for i in range(60)]
+    monkeypatch.setitem(HUB, "abisee/cnn_dailymail", pairs)
+    inputs = job_of("summarization-entities", preset="paper").load(ignore)
+    tuned, held_out = ({context.prompt for context in part} for part in (inputs.tuning, inputs.held_out))
+    assert len(tuned) == len(held_out) == 10
+    assert not tuned & held_out
 
 
 def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

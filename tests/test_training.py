@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import distributed_run
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import RunError, UserError
+from cdpg.evaluation.measures import TextMeasure
 from cdpg.models.tabular import TabularModel
 from cdpg.runlog import read_jsonl
 from cdpg.target import log_target
@@ -407,3 +409,46 @@ def test_two_trainers_share_no_state(tmp_path: Path) -> None:
     for number in (2, 3, 4):
         first._epoch(number)
     assert torch.equal(weights(first), weights(alone))
+
+
+def test_a_column_that_the_constraint_needs_is_missed_before_anything_is_sampled(tmp_path: Path) -> None:
+    def needy(prompts: Any, completions: Any, source: Any) -> list[bool]:
+        return [True] * len(completions)
+
+    with pytest.raises(UserError, match=r"needy takes 'source'.*they have 'note'"):
+        CDPGTrainer("nosuch", needy, settings(tmp_path), PROMPTS)
+    whole = [{"prompt": "a", "source": "b"}]
+    with pytest.raises(UserError, match="needy takes 'source'"):
+        CDPGTrainer("nosuch", needy, settings(tmp_path), whole, PROMPTS)
+
+
+def test_beams_that_would_not_be_stopped_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="TextMeasure measures those of 4 beams"):
+        CDPGTrainer("nosuch", has_a, settings(tmp_path), CONTEXTS, stop=FunctionEnd(), measure=TextMeasure(beams=4))
+
+
+def test_a_run_that_is_done_gives_its_last_epoch(tmp_path: Path) -> None:
+    done = tabular_trainer(tmp_path).train()
+    again = tabular_trainer(tmp_path).train(resume_from_checkpoint=True)
+    assert again["epoch"] == 4
+    assert again["satisfaction"] == done["satisfaction"]
+
+
+def test_callbacks_are_given_what_hugging_face_gives_them(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.update(kwargs)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            seen["logged"] = logs["epoch"], kwargs["model"]
+
+    config = settings(tmp_path, epochs=1, max_completion_length=4)
+    model, tokenizer = tiny.make_model("llama"), tiny.tokenizer_for("llama")
+    trainer = CDPGTrainer(model, even, config, PROMPTS, processing_class=tokenizer, callbacks=[Looks()])
+    trainer.train()
+    assert seen["model"] is trainer.model
+    assert seen["processing_class"] is tokenizer
+    assert seen["optimizer"] is trainer.optimizer
+    assert seen["logged"] == (1, trainer.model)

@@ -29,7 +29,8 @@ from cdpg.runlog import read_jsonl
 from cdpg.workers.frames import as_plain, is_plain, pack, unpack
 from cdpg.workers.functions import reference_of
 from cdpg.workers.limits import Limits
-from cdpg.workers.pool import BadResult, Pool
+from cdpg.workers.pool import BadResult, CannotStart, Pool
+from cdpg.workers.reader import Reader
 from enumeration import contexts_of, tabular
 
 QUICK = Limits(workers=2, seconds=1.0, megabytes=128)
@@ -202,6 +203,16 @@ def test_functions_may_come_later() -> None:
         assert made.collect(made.submit(python_code.ast_nodes_of, ["x = 1\n"])).values == [5]
 
 
+def test_workers_import_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "imported"
+    for name in ("json", "socket", "selectors"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [os.path.abspath(path) for path in sys.path if path])
+    assert outcome(naughty.lengths, ["a", "bb"]).values == [1, 2]
+    assert not mark.exists()
+
+
 def test_a_forked_pool_takes_any_function() -> None:
     assert outcome(lambda texts: [text.upper() for text in texts], ["a", "hang"], fork=True).values == ["A", "HANG"]
     found = outcome(naughty.lengths, ["good", "segfault", "hang", "good"], fork=True)
@@ -266,6 +277,51 @@ def test_a_foreman_that_is_killed_is_replaced() -> None:
         found = made.collect(number)
     assert found.values[0] == 4
     assert found.failures[1].kind == "timeout"
+
+
+def foreman_of(made: Pool, before: set[int]) -> int:
+    """The process between this one and the workers of a pool that was made since ``before``."""
+    made.wait_until_ready()
+    (foreman,) = [pid for pid in family(os.getpid()) if pid not in before and is_foreman(pid)]
+    return foreman
+
+
+def test_a_foreman_that_is_killed_now_and_then_is_replaced_every_time() -> None:
+    before = set(family(os.getpid()))
+    with pool(naughty.lengths) as made:
+        for _ in range(5):
+            os.kill(foreman_of(made, before), signal.SIGKILL)
+            assert made.collect(made.submit(naughty.lengths, ["good"])).values == [4]
+
+
+def test_a_function_that_comes_later_survives_the_foreman() -> None:
+    before = set(family(os.getpid()))
+    with pool(naughty.lengths) as made:
+        foreman = foreman_of(made, before)
+        os.kill(foreman, signal.SIGKILL)
+        assert gone([foreman])
+        assert made.collect(made.submit(python_code.ast_nodes_of, ["x = 1\n"])).values == [5]
+
+
+def test_a_function_that_cannot_be_had_leaves_the_pool_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("def lengths(texts):\n    return list(map(len, texts))\n")
+    with pool(naughty.lengths) as made:
+        made.wait_until_ready()
+        monkeypatch.syspath_prepend(str(tmp_path))
+        import only_here  # type: ignore[import-not-found]
+
+        for _ in range(2):
+            with pytest.raises(CannotStart, match="No module named 'only_here'"):
+                made.submit(only_here.lengths, ["x"])
+        monkeypatch.undo()
+        made.close()
+        assert made.collect(made.submit(naughty.lengths, ["good"])).values == [4]
+        read = Reader(QUICK)
+        with contextlib.closing(read), pytest.raises(RunError, match="No module named 'only_here'"):
+            read(only_here.lengths, ["x"])
+    del sys.modules["only_here"]
 
 
 def is_foreman(pid: int) -> bool:

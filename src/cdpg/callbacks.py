@@ -11,10 +11,15 @@ from cdpg.config import CDPGConfig
 
 
 class Callbacks:
-    """Calls the user's callbacks and hears whether they want the run to stop."""
+    """Calls the user's callbacks and hears whether they want the run to stop.
 
-    def __init__(self, callbacks: Sequence[TrainerCallback], config: CDPGConfig, is_main: bool) -> None:
-        self._callbacks, self._config = callbacks, config
+    Every call is given ``parts``, by the names that Hugging Face uses: ``model``, ``processing_class``, ``optimizer``.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[TrainerCallback], config: CDPGConfig, is_main: bool, parts: Mapping[str, Any]
+    ) -> None:
+        self._callbacks, self._config, self._parts = callbacks, config, parts
         self._control = TrainerControl()
         self._state = TrainerState(max_steps=config.epochs, num_train_epochs=config.epochs)
         self._state.is_world_process_zero = self._state.is_local_process_zero = is_main
@@ -34,5 +39,5 @@ class Callbacks:
     def call(self, event: str, **arguments: Any) -> None:
         """Call one event of every callback."""
         for callback in self._callbacks:
-            result = getattr(callback, event)(self._config, self._state, self._control, **arguments)
+            result = getattr(callback, event)(self._config, self._state, self._control, **self._parts, **arguments)
             self._control = self._control if result is None else result

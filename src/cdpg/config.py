@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from cdpg.errors import UserError
 
 Method = Literal["cdpg", "dpg", "reinforce", "ziegler"]
+T = TypeVar("T")
 
 _ELSEWHERE = {
     "num_train_epochs": "epochs (here an epoch is one round of sampling, not a pass over the data)",
@@ -42,6 +44,25 @@ _LEAST_EPSILON = 1e-38
 """Without a guard Adam divides 0 by 0 for a parameter that had no gradient yet."""
 
 
+def _answers_unknown_names(cls: type[T]) -> type[T]:
+    """Have a name that is no setting answered in Python as it is in YAML, together with all else that is wrong."""
+    plain = cls.__init__
+
+    @functools.wraps(plain)  # the signature stays that of the dataclass
+    def init(self: T, /, *values: Any, **settings: Any) -> None:
+        problems = [unknown_setting(key, FIELDS) for key in settings if key not in FIELDS]
+        try:
+            plain(self, *values, **{key: value for key, value in settings.items() if key in FIELDS})
+        except UserError as error:
+            problems.append(str(error))
+        if problems:
+            raise UserError("; ".join(problems))
+
+    setattr(cls, "__init__", init)  # noqa: B010 - an assignment is what mypy forbids
+    return cls
+
+
+@_answers_unknown_names
 @dataclasses.dataclass(frozen=True)
 class CDPGConfig:
     """Settings of a run, the same in Python, in YAML and after ``--set``."""
@@ -138,24 +159,21 @@ class CDPGConfig:
     """Tokens scored or differentiated at once: memory grows with this, hardly with N·M."""
 
     def __post_init__(self) -> None:
-        problems = list(_problems(self))
+        """Every value as the type of its setting, or one error about all that cannot be meant."""
+        problems = []
+        for key in FIELDS:
+            try:
+                object.__setattr__(self, key, _coerce(key, getattr(self, key)))
+            except UserError as error:
+                problems.append(str(error))
+        problems = problems or list(_out_of_range(self))
         if problems:
             raise UserError("; ".join(problems))
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> CDPGConfig:
         """Settings by name, as YAML gives them; every problem is reported at once."""
-        problems = [unknown_setting(key, FIELDS) for key in settings if key not in FIELDS]
-        values = {}
-        for key, value in settings.items():
-            if key in FIELDS:
-                try:
-                    values[key] = _coerce(key, value)
-                except UserError as error:
-                    problems.append(str(error))
-        if problems:
-            raise UserError("; ".join(problems))
-        return cls(**values)
+        return cls(**settings)
 
     def replace(self, **changes: Any) -> CDPGConfig:
         """A copy with some settings changed."""
@@ -235,7 +253,7 @@ def _coerce(key: str, value: Any) -> Any:
     for option in options:
         try:
             return _as(option, value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # the last of infinity as a whole number
             continue
     raise UserError(f"{key} takes {_describe(expected)}, not {value!r}")
 
@@ -259,8 +277,11 @@ def _as(kind: Any, value: Any) -> Any:
             return tuple(_as(inner, item) for inner, item in zip(kinds, items, strict=True))
     elif kind in (int, float):
         number = float(value)  # also "1e-5", which YAML 1.1 reads as text
-        if not isinstance(value, bool) and (kind is float or number == int(number)):
-            return kind(value)
+        if not isinstance(value, bool) and kind is float:
+            return number
+        if not isinstance(value, bool) and number == int(number):
+            # A large number loses digits as a float; text such as "1e3" is no whole number to int().
+            return int(number) if isinstance(value, str) and not value.strip().lstrip("+-").isdigit() else int(value)
     elif isinstance(value, kind):
         return value
     raise TypeError(kind)
@@ -276,14 +297,8 @@ def _describe(kind: Any) -> str:
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}[kind]
 
 
-def _problems(config: CDPGConfig) -> Iterable[str]:
-    """One sentence for each setting whose value cannot be meant."""
-    for key in FIELDS:
-        try:
-            _coerce(key, getattr(config, key))
-        except UserError as error:
-            yield str(error)
-            return
+def _out_of_range(config: CDPGConfig) -> Iterable[str]:
+    """One sentence for each setting whose value is of the right type and cannot be meant."""
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1,

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cdpg.errors import UserError
-from cdpg.rows import Notify, Row, kind, read_rows
+from cdpg.rows import Notify, Row, kind, read_rows, unheard
 
 Prompt: TypeAlias = str | tuple[Mapping[str, Any], ...]
 """Text, or the messages of a chat: ``{"role": ..., "content": ...}``."""
@@ -39,10 +39,6 @@ class Context:
     """Where it stands in its source, from 1: the row below the header of a CSV file, the line of other files, the item
     of a list."""
 
-    @property
-    def is_chat(self) -> bool:
-        return not isinstance(self.prompt, str)
-
 
 def load_contexts(
     source: str | os.PathLike[str] | Iterable[Any],
@@ -59,7 +55,7 @@ def load_contexts(
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise UserError(f"the limit on the number of contexts must be a whole number of at least 1, not {limit!r}")
-    notify = notify or _ignore
+    notify = notify or unheard
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, Context) for item in source):
         return _loaded_before(source[:limit], notify)
     name, rows = read_rows(source, prompt_column, limit, notify)
@@ -130,10 +126,6 @@ class ContextStream:
         while len(self._orders) > 2:
             del self._orders[next(iter(self._orders))]
         return order
-
-
-def _ignore(message: str) -> None:
-    """A notice that nobody asked for."""
 
 
 def _loaded_before(contexts: Sequence[Context], notify: Notify) -> list[Context]:

@@ -69,6 +69,8 @@ def take(job: Job, inputs: Inputs, count: int, tell: Tell) -> DryLook:
 
 def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> DryLook:
     config = job.settings
+    judge.require_columns(inputs.tuning)
+    judge.require_columns(inputs.held_out)
     base = load_model(job.model, config)
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
     base.encode(inputs.held_out, config.max_completion_length)

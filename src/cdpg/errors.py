@@ -23,3 +23,8 @@ class Interrupted(CDPGError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_status = 128 + signal_number
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's exception says, without what it adds below; its type where it says nothing."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -21,17 +21,6 @@ from cdpg.errors import UserError
 
 WRITING, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-def checked_name(name: str) -> str:
-    """``name`` if it can be one part of a path and nothing else; for names that come from data, tasks or users."""
-    if not _NAME.fullmatch(name):
-        raise UserError(
-            f"{name[:100]!r} cannot be the name of a file or folder: expected 1 to 100 letters, digits, '.', '_' and "
-            f"'-', the first a letter or a digit"
-        )
-    return name
 
 
 def refuse_links(folder: Path, names: Iterable[str]) -> None:
@@ -60,6 +49,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 def append_bytes(path: Path, data: bytes) -> None:
     """Add to the end of a file; a link in its place is an error."""
     _write(path, data, os.O_APPEND)
+
+
+def cut(path: Path, length: int) -> None:
+    """Drop what comes after the first ``length`` bytes of a file; a link in its place is an error."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, length)
+    finally:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

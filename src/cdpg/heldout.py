@@ -26,6 +26,7 @@ from cdpg.models.base import LanguageModel, Prompt
 from cdpg.objectives.base import Epoch
 from cdpg.parallel import Processes
 from cdpg.rollout import Rollout, Stopwatch
+from cdpg.rows import unheard
 from cdpg.sampling import Samples, StopRule
 from cdpg.scoring import score_samples
 from cdpg.workers.reader import Reader
@@ -176,9 +177,9 @@ class Examination:
         started, config = time.perf_counter(), self._held_out.config
         limit = config.evaluation_contexts
         if self._base is None:
-            self._base = self._held_out.outcome(BASE, self._held_out.base, _unheard, limit)
+            self._base = self._held_out.outcome(BASE, self._held_out.base, unheard, limit)
         models = {TUNED: lambda: self._policy} if epoch else {}
-        found = self._held_out.evaluate(models, {}, _unheard, limit, self._base)
+        found = self._held_out.evaluate(models, {}, unheard, limit, self._base)
         seconds = time.perf_counter() - started
         self.seconds_per_context = seconds / len(self._base.contexts)
         return {
@@ -193,10 +194,6 @@ class Examination:
     def final(self, tell: Tell) -> Evaluation:
         """The base and the tuned model on all contexts."""
         return self._held_out.evaluate({TUNED: lambda: self._policy}, self._about, tell)
-
-
-def _unheard(message: str) -> None:
-    """Short evaluations say nothing."""
 
 
 @dataclass(frozen=True)

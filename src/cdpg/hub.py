@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdpg.errors import CDPGError, RunError, UserError
+from cdpg.errors import CDPGError, RunError, UserError, first_line
 
 
 def push_folder(folder: Path, repo_id: str, private: bool | None = None, **options: Any) -> str:
@@ -27,7 +27,7 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
         address = str(api.create_repo(repo_id, exist_ok=True, private=private))
         api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
     except HFValidationError as error:
-        raise UserError(f"{repo_id!r} is no name of a repository: expected user/name ({_first_line(error)})") from error
+        raise UserError(f"{repo_id!r} is no name of a repository: expected user/name ({first_line(error)})") from error
     except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
         raise _told(repo_id, error) from error
     return address
@@ -45,8 +45,4 @@ def _told(repo_id: str, error: Exception) -> CDPGError:
             f"the hub refuses {repo_id!r} (status {status}): log in with 'hf auth login', or set HF_TOKEN to a token "
             f"that may write there"
         )
-    return RunError(f"cannot upload to {repo_id!r}: {_first_line(error) or type(error).__name__}; try again")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return RunError(f"cannot upload to {repo_id!r}: {first_line(error)}; try again")

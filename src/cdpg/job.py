@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -195,14 +196,17 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
 
 
 def load_constraint(name: str) -> Any:
-    """The function that ``module:function`` names; modules are looked up in the working folder too."""
+    """The function that ``module:function`` names; modules are looked up in the working folder too.
+
+    It is looked up last: what lies in that folder must not take the place of a module that is installed.
+    """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"a constraint is given as module:function, not {name!r}")
     folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
+        if folder not in sys.path and not _is_found(module_name):
+            sys.path.append(folder)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
@@ -218,8 +222,22 @@ def load_constraint(name: str) -> Any:
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise UserError(f"{module_name!r} has no function {attribute!r}; it has {_listed(functions) or 'none'}")
+        own = Path(folder, f"{module_name}.py")
+        hidden = own.is_file() and own.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
+        hint = f"; {str(own)!r} was not looked at, an installed module has that name: rename it" if hidden else ""
+        raise UserError(f"{module_name!r} has no function {attribute!r}; it has {_listed(functions) or 'none'}{hint}")
     return function
+
+
+def _is_found(module_name: str) -> bool:
+    """Whether a module can be imported as things are; a bare folder of that name is none."""
+    if module_name in sys.modules:
+        return True
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except ModuleNotFoundError:
+        return False
+    return spec is not None and spec.origin is not None
 
 
 def _listed(names: Iterable[str]) -> str:

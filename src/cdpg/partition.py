@@ -37,7 +37,8 @@ class PartitionSummary:
     nstd: float | None
     """std_c(Ẑ_c) / mean_c(Ẑ_c), raw: sampling noise inflates it."""
     nstd_corrected: float | None
-    """The same with the within-context variance s²/M subtracted."""
+    """The same with the within-context variance s²/M subtracted, its mean over the contexts with two valid samples or
+    more; None where there is none."""
     coverage: float
     """Share of contexts with at least one satisfying sample."""
     ess: float | None
@@ -57,13 +58,14 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     mean = float(z.mean())
     variance = float(z.var(correction=0))
     deviation = (ratio - z[:, None]).where(valid, torch.zeros_like(ratio))
-    noise = deviation.square().sum(dim=1) / (count - 1).clamp(min=1) / count
-    within = float(noise.mean())
+    several = count > 1  # of a single sample s² is undefined
+    noise = deviation[several].square().sum(dim=1) / (count[several] - 1) / count[several]
+    within = float(noise.mean()) if len(noise) else None
     ess = ratio[covered].sum(dim=1).square() / ratio[covered].square().sum(dim=1) / count[covered]
     return PartitionSummary(
         mean=mean,
         nstd=variance**0.5 / mean if mean > 0 else None,
-        nstd_corrected=max(0.0, variance - within) ** 0.5 / mean if mean > 0 else None,
+        nstd_corrected=max(0.0, variance - within) ** 0.5 / mean if mean > 0 and within is not None else None,
         coverage=float(covered.double().mean()),
         ess=float(ess.mean()) if len(ess) else None,
     )

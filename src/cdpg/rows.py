@@ -18,6 +18,11 @@ from cdpg.errors import UserError
 Notify: TypeAlias = Callable[[str], None]
 """Is told, in a sentence, what is odd but allowed."""
 
+
+def unheard(message: str) -> None:
+    """A notice that nobody asked for."""
+
+
 _ENCODING_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),

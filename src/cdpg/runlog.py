@@ -112,8 +112,7 @@ class RunFolder:
                 f"cannot write in the output folder {str(self.path)!r}: {error.strerror or error}; "
                 "make it writable, or choose another with --output-dir"
             ) from error
-        # A forked worker that outlives a killed run must not go on holding the lock.
-        os.register_at_fork(after_in_child=self._let_go)
+        _HELD.add(self)
         files.tidy(self.path)
         return self
 
@@ -126,7 +125,7 @@ class RunFolder:
         """Nothing that a run writes may lead out of its folder."""
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
-            *(self.nonfinite, self.evaluations, self.path / ".lock"),
+            *(self.nonfinite, self.evaluations, self.failures, self.path / ".lock"),
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):
@@ -137,6 +136,21 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)  # the lock is free once every process that shares it has closed it
             self._lock = None
+        _HELD.discard(self)
+
+
+_HELD: set[RunFolder] = set()
+"""The folders that this process holds."""
+
+
+def _let_go_of_all() -> None:
+    for folder in list(_HELD):
+        folder._let_go()
+
+
+# A forked worker that outlives a killed run must not go on holding the lock. There is no way to take this back, so it
+# is asked for once and not by every folder.
+os.register_at_fork(after_in_child=_let_go_of_all)
 
 
 def _locked(path: Path) -> int:
@@ -174,7 +188,7 @@ class JsonlFile:
             files.append_bytes(self.path, line)
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.truncate(self.path, start)
+                files.cut(self.path, start)
             raise _cannot_write(self.path, error) from error
 
     def position(self) -> int:
@@ -195,7 +209,7 @@ class JsonlFile:
         if size == position:
             return
         try:
-            os.truncate(self.path, position)
+            files.cut(self.path, position)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
 

@@ -77,7 +77,7 @@ def prompts_and_rows(samples: Samples, part: Tensor) -> tuple[list[Prompt], Rows
 @torch.no_grad()
 def score_samples(model: LanguageModel, samples: Samples, rows: Tensor, tokens_per_pass: int) -> Tensor:
     """``[context, sample, token]``, float64: log-probabilities of the tokens of some flat rows, 0 elsewhere."""
-    scores = torch.zeros_like(samples.token_log_q)
+    scores = torch.zeros(samples.tokens.shape, dtype=torch.float64)
     flat = scores.flatten(0, 1)
     for part in plan_passes(samples, rows, tokens_per_pass):
         with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"):

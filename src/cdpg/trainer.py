@@ -37,7 +37,8 @@ from cdpg.optimization import Updater, make_optimizer
 from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.runlog import JsonlFile, RunFolder, costs, write_folder, write_json, write_yaml
+from cdpg.rows import unheard
+from cdpg.runlog import JsonlFile, RunFolder, costs, read_jsonl, write_folder, write_json, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -79,11 +80,15 @@ class CDPGTrainer:
         self.args = args or CDPGConfig()
         if train_dataset is None:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
+        measure = measure or TextMeasure()
+        _refuse_stopped_beams(measure, stop)
         self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
-        self.processes = Processes(make_accelerator(self.args))
-        self.policy, self.base = _policy_and_base(model, self.args, self.processes, processing_class, peft_config)
         self.contexts = load_contexts(train_dataset)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset)
+        self.judge.require_columns(self.contexts)
+        self.judge.require_columns(self.eval_contexts)
+        self.processes = Processes(make_accelerator(self.args))
+        self.policy, self.base = _policy_and_base(model, self.args, self.processes, processing_class, peft_config)
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
         held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
         self.objective = make_objective(self.args, self.policy)
@@ -96,7 +101,8 @@ class CDPGTrainer:
         self._updater = Updater(
             self.policy, self.objective, self.optimizer, self._parameters, self.args, self.processes
         )
-        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main)
+        parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
+        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, parts)
         self.folder = RunFolder(self.args.output_dir)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures)
         self._logs = {
@@ -108,7 +114,7 @@ class CDPGTrainer:
         self._origin = self._where_from(model, stop, command)
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
-            self.eval_contexts, held_out, self.base, self.judge, measure or TextMeasure(), self.args, self.processes,
+            self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
             Reader(Limits.of(self.args, self.processes.count)), stop,
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
@@ -168,7 +174,7 @@ class CDPGTrainer:
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
-        return record
+        return record or _last_record(self.folder)
 
     def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The base and the tuned model on all held-out contexts, with intervals; written to ``evaluation.json``.
@@ -178,7 +184,7 @@ class CDPGTrainer:
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
         with closing(self.held_out):
-            found = self._examination.final(tell or _unheard)
+            found = self._examination.final(tell or unheard)
             notices = self.held_out.notices(found)
         if not self.processes.is_main:
             return {}
@@ -360,6 +366,15 @@ def _policy_and_base(
         return policy, policy if policy.has_adapters else policy.frozen_copy()
 
 
+def _refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
+    """Beam search knows no stop rule: its outputs would be other outcomes than those that the models are tuned on."""
+    if stop is not None and measure.beams:
+        raise UserError(
+            f"a stop rule ends samples, not the outputs of beam search, and {type(measure).__name__} measures those of "
+            f"{measure.beams} beams: give a measure with beams = 0, or no stop"
+        )
+
+
 def _model_name(policy: LanguageModel) -> str:
     config = getattr(policy.module, "config", None)
     return str(getattr(config, "_name_or_path", "") or type(policy.module).__name__)
@@ -374,5 +389,7 @@ def _progress(epochs: int, main: bool) -> Progress:
     return Progress(epochs) if main else Progress(epochs, Console(file=StringIO()))
 
 
-def _unheard(message: str) -> None:
-    """Nobody asked how far it is."""
+def _last_record(folder: RunFolder) -> dict[str, Any]:
+    """The metrics of the last epoch of a run that had none left."""
+    records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
+    return records[-1] if records else {}

@@ -86,6 +86,18 @@ class Judge:
         """What the user should know; whoever tells empties it."""
         self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
 
+    def require_columns(self, contexts: Sequence[Context]) -> None:
+        """Refuse contexts that lack a column without which a constraint cannot be called, before any is sampled."""
+        columns = dict.fromkeys(key for context in contexts for key in context.columns)
+        for constraint in self.constraints:
+            for needed in _needed_columns(constraint) if contexts else ():
+                if needed not in columns:
+                    there = f"they have {', '.join(map(repr, columns))}" if columns else "they have the prompt alone"
+                    raise UserError(
+                        f"constraint {name_of(constraint)} takes {needed!r}, which has no default, and the contexts "
+                        f"have no column {needed!r}; {there}: add the column, or give the parameter a default"
+                    )
+
     def __call__(
         self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[float]:
@@ -275,6 +287,17 @@ def _arguments(
     ]
     arguments["completion_ids"] = [list(ids) for ids in token_ids]
     return arguments
+
+
+def _needed_columns(constraint: Constraint) -> list[str]:
+    """Parameters without a default, beside those that every constraint is given."""
+    try:
+        parameters = inspect.signature(constraint).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [parameter for parameter in parameters if parameter.kind in named and parameter.default is parameter.empty]
+    return [parameter.name for parameter in needed if parameter.name not in ("prompts", *_OURS)]
 
 
 def _accepted_arguments(constraint: Constraint) -> list[str] | None:

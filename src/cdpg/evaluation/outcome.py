@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,19 @@ class Outcome:
     """``[context, sample]``: 1 where an end token or the stop rule ended a sample, 0 where the limit cut it."""
     seconds: float
 
+    def __post_init__(self) -> None:
+        """Let go of what is of no use after the tables are made, and large: the tokens' log-probabilities."""
+        object.__setattr__(self, "blocks", tuple(map(_without_token_scores, self.blocks)))
+
     def table(self, name: str) -> Tensor:
         """A ``[context, sample]`` tensor of the blocks, whole."""
         return torch.cat([getattr(block, name) for block in self.blocks])
+
+
+def _without_token_scores(block: Epoch) -> Epoch:
+    """NaN, which takes no room, in their place: whoever used them would notice."""
+    nothing = torch.full((1, 1, 1), float("nan"), dtype=torch.float64).expand(block.samples.tokens.shape)
+    return replace(block, samples=replace(block.samples, token_log_q=nothing), token_log_a=nothing)
 
 
 def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
@@ -113,7 +123,7 @@ def _partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
     ratio, count, kept = ratio[judged], count[judged], valid[judged]
     z = ratio.sum(axis=1) / np.maximum(count, 1)
     spread = np.where(kept, ratio - z[:, None], 0.0)
-    noise = (spread**2).sum(axis=1) / np.maximum(count - 1, 1) / np.maximum(count, 1)
+    noise = np.where(count > 1, (spread**2).sum(axis=1) / np.maximum(count - 1, 1) / count, np.nan)
     squares = (ratio**2).sum(axis=1)
     ess = np.where(
         squares > 0, ratio.sum(axis=1) ** 2 / np.where(squares > 0, squares, 1.0) / np.maximum(count, 1), np.nan

@@ -72,13 +72,18 @@ def context_means(values: Array, weights: Array | None = None) -> Array:
 
 
 def deviation_statistic(z: Array, noise: Array) -> Statistic:
-    """std_c(Z_c)/mean_c(Z_c) with the mean of ``noise``, the variance of each Ẑ_c, subtracted from the variance."""
-    terms = np.stack([z, z * z, noise, np.ones_like(z)], axis=1)
+    """std_c(Z_c)/mean_c(Z_c) with the mean of ``noise``, the variance of each Ẑ_c, subtracted from the variance.
+
+    Contexts whose noise is unknown (NaN) leave that mean; if it is of all, the figure is NaN.
+    """
+    known = ~np.isnan(noise)
+    terms = np.stack([z, z * z, np.where(known, noise, 0.0), np.ones_like(z), known.astype(np.float64)], axis=1)
 
     def of(sums: Array) -> Array:
         count = np.maximum(sums[..., 3], 1.0)
         mean = sums[..., 0] / count
-        variance = np.maximum(0.0, sums[..., 1] / count - mean**2 - sums[..., 2] / count)
+        within = quotient(np.stack([sums[..., 2], sums[..., 4]], axis=-1))
+        variance = np.maximum(0.0, sums[..., 1] / count - mean**2 - within)
         return quotient(np.stack([np.sqrt(variance), mean], axis=-1))
 
     return Statistic(terms, of)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,11 @@ class LanguageModel(ABC):
     @abstractmethod
     def save(self, path: Path) -> None:
         """Write the model to a folder."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """What Hugging Face calls the processing class; None for a model without one."""
+        return None
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cdpg.config import CDPGConfig
-from cdpg.errors import UserError
+from cdpg.errors import UserError, first_line
 from cdpg.models.causal import CausalModel
 from cdpg.models.seq2seq import Seq2SeqModel
 from cdpg.models.text import Codec
@@ -80,9 +80,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         return module.to(dtype)
     except ValueError as error:
-        raise UserError(
-            f"the model cannot be computed in {dtype}: {_first_line(error)}; give it unquantised"
-        ) from error
+        raise UserError(f"the model cannot be computed in {dtype}: {first_line(error)}; give it unquantised") from error
 
 
 def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
@@ -117,7 +115,9 @@ def check_precision(config: CDPGConfig, device: torch.device) -> None:
     """Try bfloat16 on a CPU in a process of its own: where it is announced and unusable, it kills the process."""
     if config.dtype != "bfloat16" or device.type != "cpu":
         return
-    trial = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+    # Not from the working folder, which comes first where an interpreter is given code.
+    start = "import sys; sys.path[:] = filter(None, sys.path); import torch; "
+    trial = start + "a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
     result = subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False)
     if result.returncode != 0:
         raise UserError(
@@ -135,7 +135,7 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Modul
             name, dtype=dtype, trust_remote_code=config.trust_remote_code, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the model {name!r}: {_first_line(error)}{_where_looked(name)}") from error
+        raise UserError(f"cannot load the model {name!r}: {first_line(error)}{_where_looked(name)}") from error
     return module
 
 
@@ -157,12 +157,8 @@ def _load_tokenizer(name: str, config: CDPGConfig) -> Any:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UserError(
-            f"cannot load a tokenizer for {name!r}: {_first_line(error)}; pass it as processing_class"
+            f"cannot load a tokenizer for {name!r}: {first_line(error)}; pass it as processing_class"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def _where_looked(name: str) -> str:

@@ -60,9 +60,10 @@ class Seq2SeqModel(TransformerModel):
         """The encoder's keys and values are shared; the decoder's first tokens are few, and copied to each row."""
         own = Shared(shared.groups, None)
         layers = [RowLayer(x.keys, x.values, own, capacity, share=False) for x in prefix.self_attention_cache.layers]
-        cross: list[Any] = [PrefixLayer(x.keys, x.values, shared) for x in prefix.cross_attention_cache.layers]
-        if not share:
-            cross = [RowLayer(x.keys, x.values, shared, 0, share=False) for x in prefix.cross_attention_cache.layers]
+        cross: list[Any] = [
+            PrefixLayer(x.keys, x.values, shared) if share else RowLayer(x.keys, x.values, shared, 0, share=False)
+            for x in prefix.cross_attention_cache.layers
+        ]
         cache = EncoderDecoderCache(Cache(layers=[*layers]), Cache(layers=cross))
         return cache, layers if share else [*layers, *cross]
 

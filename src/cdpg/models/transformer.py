@@ -72,6 +72,10 @@ class TransformerModel(LanguageModel):
             self._shares = self._sharing_works()
         self._on_trial = False
 
+    @property
+    def tokenizer(self) -> Any:
+        return self.codec.tokenizer
+
     def _attach(self, module: nn.Module) -> None:
         self.module = module.eval()
         self.inner: Any = inner_model(module)

@@ -18,6 +18,14 @@ Row = Mapping[str, Any]
 """The columns of a context before it has a prompt."""
 
 
+class FileRow(dict[str, Any]):
+    """A row that knows its place in the user's file, where blank lines and what was left out count too."""
+
+    def __init__(self, columns: Mapping[str, Any], number: int) -> None:
+        super().__init__(columns)
+        self.number = number
+
+
 @dataclass(frozen=True)
 class Preset:
     """One scale of a task: which model, which data, which settings."""
@@ -54,7 +62,7 @@ class Task:
     def contexts(self, rows: Sequence[Row], prefix: str) -> list[Context]:
         """Rows as contexts, the prefix and the task's column being the prompt."""
         return [
-            Context(prefix + str(row[self.column]), dict(row), number)
-            for number, (row, usable) in enumerate(zip(rows, self.usable(rows), strict=True), start=1)
+            Context(prefix + str(row[self.column]), dict(row), row.number if isinstance(row, FileRow) else place)
+            for place, (row, usable) in enumerate(zip(rows, self.usable(rows), strict=True), start=1)
             if usable
         ]

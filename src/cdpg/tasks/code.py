@@ -13,7 +13,7 @@ from cdpg.contexts import load_contexts
 from cdpg.errors import UserError
 from cdpg.evaluation.code import CodeMeasure
 from cdpg.rows import Notify
-from cdpg.tasks.base import Preset, Row, Task
+from cdpg.tasks.base import FileRow, Preset, Row, Task
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.signatures import definitions, python_files, signatures_in
 
@@ -30,7 +30,7 @@ def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
 
 def hub_signatures(seed: int) -> tuple[list[Row], list[Row]]:
     """Signatures of functions on GitHub."""
-    return halves(hub_rows(*_HUB, _row_of_function, seed, 2 * _PAPER_CONTEXTS))
+    return halves(hub_rows(*_HUB, _row_of_function, "signature", seed, 2 * _PAPER_CONTEXTS))
 
 
 def read_signatures(path: str, column: str, notify: Notify) -> list[Row]:
@@ -41,7 +41,10 @@ def read_signatures(path: str, column: str, notify: Notify) -> list[Row]:
             raise UserError(f"no function with a one-line signature was found in {path!r}: give a folder with some")
         return [{"signature": signature} for signature in found]
     contexts = load_contexts(path, prompt_column=column, notify=notify)
-    return [{**context.columns, "signature": _checked(context.prompt, context.row, path)} for context in contexts]
+    return [
+        FileRow({**context.columns, "signature": _checked(context.prompt, context.row, path)}, context.row)
+        for context in contexts
+    ]
 
 
 def follows_pep8(rows: Sequence[Row]) -> list[bool]:

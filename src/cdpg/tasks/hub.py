@@ -7,20 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from cdpg.errors import UserError
+from cdpg.errors import UserError, first_line
 from cdpg.tasks.base import Row
 
 
 def hub_rows(
-    path: str, name: str, split: str, row: Callable[[Mapping[str, Any]], Row | None], seed: int, count: int
+    path: str, name: str, split: str, row: Callable[[Mapping[str, Any]], Row | None], column: str, seed: int, count: int
 ) -> list[Row]:
-    """The first ``count`` rows that ``row`` accepts, in a seeded order of the data set; each only once."""
+    """The first ``count`` rows that ``row`` accepts, in a seeded order of the data set.
+
+    Each text of ``column`` comes once: it must not be tuned on with one reference and held out with another.
+    """
     data = _load(path, name, split)
     found: dict[str, Row] = {}
     for index in np.random.Generator(np.random.PCG64(seed)).permutation(len(data)):
         made = row(data[int(index)])
         if made is not None:
-            found.setdefault(str(made), made)
+            found.setdefault(str(made[column]), made)
         if len(found) == count:
             break
     return list(found.values())
@@ -43,8 +46,7 @@ def _load(path: str, name: str, split: str) -> Any:
     try:
         return load_dataset(path, name, split=split)
     except Exception as error:  # whatever the network, the hub or the cache has to say
-        first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise UserError(
-            f"cannot load the data set {path} ({name}) from the hub: {first_line}; "
+            f"cannot load the data set {path} ({name}) from the hub: {first_line(error)}; "
             "give a file of your own with --contexts, or use --preset tiny, which needs no network"
         ) from error

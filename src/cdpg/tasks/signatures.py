@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import io
+import os
 import random
 import sysconfig
 import tokenize
@@ -67,18 +68,22 @@ def python_files(folder: Path | str) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"{root} is not a folder: give a folder of Python sources.")
-    found = [path for path in root.rglob("*.py") if not SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
+    found = [
+        path
+        for path in root.rglob("*.py")
+        if not SKIPPED_FOLDERS & set(path.relative_to(root).parts) and os.path.isfile(path)  # no link to nowhere
+    ]
     if not found:
         raise UserError(f"{root} holds no Python source: give a folder with .py files in it or below it.")
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def read_source(path: Path) -> str | None:
-    """A file's text by its declared encoding, or None if it cannot be decoded."""
+    """A file's text by its declared encoding, or None if it cannot be read or decoded."""
     try:
         with tokenize.open(path) as file:
             return file.read()
-    except (SyntaxError, UnicodeError, LookupError):
+    except (OSError, SyntaxError, UnicodeError, LookupError):
         return None
 
 

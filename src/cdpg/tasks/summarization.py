@@ -23,7 +23,7 @@ def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
 
 def hub_articles(seed: int) -> tuple[list[Row], list[Row]]:
     """Articles of CNN and the Daily Mail."""
-    return halves(hub_rows(*_HUB, _row_of_article, seed, 2 * _PAPER_CONTEXTS))
+    return halves(hub_rows(*_HUB, _row_of_article, "source", seed, 2 * _PAPER_CONTEXTS))
 
 
 def _rows(split: str, count: int) -> list[Row]:

@@ -24,7 +24,7 @@ def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
 
 def hub_sentences(seed: int) -> tuple[list[Row], list[Row]]:
     """Sentences of Europarl with a numeral in them."""
-    return halves(hub_rows(*_HUB, _row_of_pair, seed, 2 * _PAPER_CONTEXTS))
+    return halves(hub_rows(*_HUB, _row_of_pair, "source", seed, 2 * _PAPER_CONTEXTS))
 
 
 def _rows(split: str, count: int) -> list[Row]:

@@ -67,7 +67,7 @@ class Foreman:
         self._false_starts = 0
 
     def run(self) -> None:
-        """Serve until the trainer says so, hangs up or is no more."""
+        """Serve until the trainer hangs up or is no more."""
         parent = os.getppid()
         with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
             while os.getppid() == parent:
@@ -98,8 +98,6 @@ class Foreman:
         return [key.data for key, events in found if events & selectors.EVENT_READ]
 
     def _obey(self, message: dict[str, Any]) -> None:
-        if "stop" in message:
-            raise EOFError
         if "function" in message and "batch" not in message:
             self._learn(message["function"])
             return

@@ -26,9 +26,10 @@ from cdpg.workers.limits import Limits
 from cdpg.workers.worker import POSITIONAL
 
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "import sys; sys.path[:] = filter(None, sys.path); import json; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from cdpg.workers.foreman import main; main(sys.argv[1:])"
 )
+"""An interpreter that is given code puts the working folder first: a json.py there must not be what is imported."""
 _START_WITHIN = 600.0
 """Seconds for the foreman to import the functions and what they prepare."""
 _RESTARTS = 3
@@ -87,8 +88,8 @@ class Pool:
         self._restarts = 0
         self._channel: Channel
         self._finalizer: weakref.finalize[[socket.socket, _Process, int], Pool]
-        for function in functions:
-            self._register(function)
+        for number, function in enumerate(functions):
+            self._register(function, str(number) if fork else _importable(function))
         self._open()
 
     def submit(self, function: Callable[..., Any], batch: Sequence[Any] | Mapping[str, Sequence[Any]]) -> int:
@@ -136,24 +137,30 @@ class Pool:
         except (OSError, EOFError) as error:
             raise CannotStart("the process that should run them died") from error
 
-    def _register(self, function: Callable[..., Any]) -> str:
-        name = f"{len(self._names)}" if self._fork else reference_of(function)
-        if name is None:
-            raise UserError(f"{function!r} cannot be imported by name: define it with def in a module")
+    def _register(self, function: Callable[..., Any], name: str) -> str:
         self._names[id(function)] = name
         self._functions[name] = function  # also keeps its id from being used again
         return name
 
     def _learn(self, function: Callable[..., Any]) -> str:
+        """Have the foreman import one more function, which counts as known once it has been."""
         if self._fork:
             raise ValueError("a forked pool knows only the functions that it was made with")
-        name = self._register(function)
-        self.wait_until_ready()
-        self._channel.send({"function": name})
+        name = _importable(function)
+        while True:
+            try:
+                self._wait_until_ready()
+                self._channel.send({"function": name})
+                self._wait_until_known()
+                return self._register(function, name)
+            except (OSError, EOFError):
+                self._restart()
+
+    def _wait_until_known(self) -> None:
         while True:
             message = self._channel.receive()
             if "known" in message:
-                return name
+                return
             if "unknown" in message:
                 raise _cannot_start(message["raised"])
             self._note(message)
@@ -192,6 +199,7 @@ class Pool:
         if "batch" in message:
             self._outstanding.pop(message["batch"], None)
             self._arrived[message["batch"]] = message
+            self._restarts = 0  # a long run may see a foreman ended now and then
 
     def _restart(self) -> None:
         """Something ended the foreman: all that is still owed is asked for again."""
@@ -200,8 +208,8 @@ class Pool:
             self._restarts += 1
             if self._restarts > _RESTARTS:
                 raise RunError(
-                    f"the process that runs the checks was ended {self._restarts} times: if memory is short, lower "
-                    "check_workers; check_workers: 0 runs them in the training process"
+                    f"the process that runs the checks was ended {self._restarts} times in a row: if memory is "
+                    "short, lower check_workers; check_workers: 0 runs them in the training process"
                 )
             try:
                 self._wait_until_ready()
@@ -264,6 +272,13 @@ def _end(end: socket.socket, process: _Process, owner: int) -> None:
     except subprocess.TimeoutExpired:  # it is still importing
         process.kill()
         process.wait()
+
+
+def _importable(function: Callable[..., Any]) -> str:
+    name = reference_of(function)
+    if name is None:
+        raise UserError(f"{function!r} cannot be imported by name: define it with def in a module")
+    return name
 
 
 def _blame(error: Mapping[str, Any]) -> Exception:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from cdpg.errors import RunError
 from cdpg.workers.limits import Limits
-from cdpg.workers.pool import Pool
+from cdpg.workers.pool import CannotStart, Pool
 
 TextFunction = Callable[[Sequence[str]], list[Any]]
 """A result for each text, whatever its neighbours; defined in a module, its results plain values."""
@@ -36,7 +37,13 @@ class Reader:
             return directly(function, texts)
         if self._pool is None:
             self._pool = Pool([function], self._limits)
-        return self._pool.collect(self._pool.submit(function, list(texts))).values
+        try:
+            return self._pool.collect(self._pool.submit(function, list(texts))).values
+        except CannotStart as error:
+            raise RunError(
+                f"what measures the outputs cannot be run in a process of its own: {error}; "
+                "check_workers: 0 runs it in this one"
+            ) from error
 
     def close(self) -> None:
         """End the processes; the next call starts them anew."""
