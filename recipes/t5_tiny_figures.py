@@ -103,14 +103,14 @@ summarises short news articles after `summarize: `, in the small world of the gr
 
 ## Training
 
-`python recipes/t5_tiny.py`, seed {seed}: {steps:,} steps, each on {translations_per_batch} sentence pairs, and
-every {articles_every} steps on {articles_per_batch} articles, or on as many tokens of shorter ones; about 65 minutes
-on one processor core. It starts with phrases and with articles of two or three sentences, then goes on to longer ones. Everything is composed
-afresh by the grammars, nothing is taken from elsewhere; beyond the phrases and the shortest sentences hardly anything
-is seen twice. In {digit_share:.1%} of the sentence pairs ({measure_share:.1%} where a price, a time or a score is
-given) the French numbers are digits. Of the training summaries {brief_share:.0%} name little and {wrong_share:.0%} name
-someone wrong: what is rare in the base is what tuning brings out. Weights are stored as float16; load them with
-`dtype=torch.float32`.
+`python recipes/t5_tiny.py`, seed {seed}: {steps:,} steps, each on {translations_per_batch} sentence pairs, and every
+{articles_every} steps on {articles_per_batch} articles, or on as many tokens of shorter ones; about 65 minutes on one
+processor core. It starts with phrases and with articles of two or three sentences, then goes on to longer ones.
+Everything is composed afresh by the grammars, nothing is taken from elsewhere; beyond the phrases and the shortest
+sentences hardly anything is seen twice. In {digit_share:.1%} of the sentence pairs ({measure_share:.1%} where a
+price, a time or a score is given) the French numbers are digits. Of the training summaries {brief_share:.0%} name
+little and {wrong_share:.0%} name someone wrong: what is rare in the base is what tuning brings out. Weights are
+stored as float16; load them with `dtype=torch.float32`.
 
 ## Figures
 
