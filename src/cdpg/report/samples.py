@@ -44,7 +44,7 @@ class Example:
     opening: str
     """The first words of a context that is folded away; empty for a short one."""
     columns: tuple[tuple[str, str], ...]
-    """The data's other columns: the reference."""
+    """The data's other columns but for what the context holds already: the reference."""
     outputs: tuple[Output, ...]
 
 
@@ -78,7 +78,8 @@ def _example(study: Study, item: Record) -> Example:
     )
     body = python(prompt) if code else prose(prompt, "")
     opening = f"{' '.join(prompt[:160].split())} …" if len(prompt) > _LONG else ""
-    others = tuple((short(key), text(value, 1200)) for key, value in list(columns.items())[:6] if value is not None)
+    new = {key: value for key, value in columns.items() if value is not None and text(value) not in prompt}
+    others = tuple((short(key), text(value, 1200)) for key, value in list(new.items())[:6])
     return Example(body, opening, others, made)
 
 
