@@ -17,7 +17,6 @@ from cdpg import files
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.job import prompting
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, costs, read_json
 
@@ -94,7 +93,6 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
     method = str(settings.get("method", "cdpg"))
     origin = _mapping(settings.get("origin"))
     contexts = _mapping(origin.get("contexts")).get("count")
-    prefix = _prefix(settings)
     rows = [
         ("base", _code(base)),
         ("constraint", _constraints(settings)),
@@ -105,20 +103,13 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
         ("samples drawn", f"{spent['samples']:,.0f}"),
         ("learning rate", _code(settings.get("learning_rate", ""))),
         ("longest completion", f"{_code(settings.get('max_completion_length', ''))} tokens"),
-        ("text before every prompt", _code(prefix) if prefix else ""),
+        ("text before every prompt", _code(settings["prompt_prefix"]) if settings.get("prompt_prefix") else ""),
     ]
     return (
         "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c): the distribution that always satisfies the constraint b "
         "and is otherwise as close as possible to the base a.\n\n"
         + _table(("", ""), [(name, value) for name, value in rows if value])
     )
-
-
-def _prefix(settings: Mapping[str, Any]) -> str:
-    try:
-        return prompting(settings)[0]
-    except UserError:  # a task that is no longer, or not yet, among those of the package
-        return str(settings.get("prompt_prefix") or "")
 
 
 def _figures(evaluation: Mapping[str, Any]) -> str:

@@ -171,7 +171,8 @@ def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
     """What the task's preset says, overlaid by what was given."""
     preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
     given = {key: value for key, value in values.items() if value is not None}
-    return {"model": preset.model, "constraint": task.constraint, **preset.settings, **given}
+    own = {"model": preset.model, "constraint": task.constraint, "prompt_prefix": preset.prefix}
+    return {**own, **preset.settings, **given}
 
 
 def _seed(value: Any) -> int:
