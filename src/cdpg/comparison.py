@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from cdpg.card import write_card
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError
 from cdpg.evaluation.summary import BASE, Evaluation
-from cdpg.heldout import TUNED
+from cdpg.heldout import TUNED, HeldOut
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
@@ -133,12 +133,10 @@ def compare(
 ) -> dict[str, Any]:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``."""
     held_out = make_trainer(runs[0].job, inputs, command).held_out
-    about = {"task": job.task, "command": command, "versions": versions()}
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    with closing(held_out):
-        evaluation = held_out.evaluate(models, about, tell)
-        notices = _told(held_out.notices(evaluation), tell)
-    result = evaluation.to_mapping() | {"notices": notices, "costs": {run.name: costs(run.folder) for run in runs}}
+    evaluation = _evaluated(held_out, models, job.task, command, tell)
+    result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
+    _tell_all(result["notices"], tell)
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
     if held_out.processes.is_main:
@@ -151,11 +149,10 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
-    about = {"task": job.task, "command": command, "versions": versions()}
-    with closing(held_out):
-        found = held_out.evaluate({TUNED: _loader(Path(model), job.settings)}, about, tell)
-        notices = _told(held_out.notices(found), tell)
-    return found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"notices": notices}
+    found = _evaluated(held_out, {TUNED: _loader(Path(model), job.settings)}, job.task, command, tell)
+    result = found.to_mapping({BASE: BASE, TUNED: TUNED})
+    _tell_all(result["notices"], tell)
+    return result
 
 
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
@@ -166,10 +163,22 @@ def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result
     write_json(folder / FILE, result)
 
 
-def _told(notices: list[str], tell: Callable[[str], None]) -> list[str]:
+def _evaluated(
+    held_out: HeldOut,
+    models: Mapping[str, Callable[[], LanguageModel]],
+    task: str | None,
+    command: str | None,
+    tell: Callable[[str], None],
+) -> Evaluation:
+    with closing(held_out):
+        found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, tell)
+    _tell_all(held_out.judge.notices, tell)
+    return found
+
+
+def _tell_all(notices: Sequence[str], tell: Callable[[str], None]) -> None:
     for notice in notices:
         tell(notice)
-    return notices
 
 
 def _loader(path: Path, config: CDPGConfig) -> Callable[[], LanguageModel]:

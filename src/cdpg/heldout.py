@@ -77,7 +77,7 @@ class HeldOut:
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(model, outcome)
-        return Evaluation.of(outcomes, scores, self.config.partition_epsilon, self.config.seed, about)
+        return Evaluation.of(outcomes, scores, self.config, about)
 
     def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
         """Samples, beams and measurements of one model; ``name`` is ``base`` for the base itself."""
@@ -126,21 +126,6 @@ class HeldOut:
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
         return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
-
-    def notices(self, evaluation: Evaluation) -> list[str]:
-        """What is to be known of an evaluation beside its figures, a sentence each."""
-        found = list(self.judge.notices)
-        self.judge.notices.clear()
-        for name, outcome in evaluation.outcomes.items():
-            valid = outcome.table("valid")
-            failed = int((~valid).sum())
-            many = failed > self.config.check_failures * valid.numel()
-            warning = ": too many for the figures to be relied upon" if many else ""
-            if failed:
-                found.append(
-                    f"{name}: the check failed on {failed:,} of {valid.numel():,} samples, which are left out{warning}"
-                )
-        return found
 
     def close(self) -> None:
         """End the worker processes; the next evaluation starts them anew."""

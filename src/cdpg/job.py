@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without i
 _ORIGIN = "origin"
 """The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
 _OF_A_TASK = ("task", "preset", "constraint", "contexts", "eval_contexts", "prompt_column", "prompt_prefix")
+"""What a job says of its task, or in the place of what the task says."""
 _FEW = 50
 """From fewer contexts none are held out."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
@@ -123,7 +124,7 @@ class Job:
 
     def _task_contexts(self, task: Task, notify: Notify) -> tuple[list[Context], list[Context]]:
         preset = find_preset(task, self.preset)
-        prefix, _ = prompting(self.inputs())
+        prefix = self.prompt_prefix or ""
         column = self.prompt_column or task.column
 
         def read(path: str) -> list[Context]:
@@ -154,12 +155,9 @@ class Job:
 
 def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
     """The text before every prompt, and the rule that ends an output, of what a command or a run's file says."""
-    prefix = values.get("prompt_prefix")
-    if values.get("task") is None:
-        return str(prefix or ""), None
-    task = find_task(str(values["task"]))
-    preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
-    return preset.prefix if prefix is None else str(prefix), task.stop
+    task = None if values.get("task") is None else find_task(str(values["task"]))
+    known = values if task is None else _filled_in(task, values)
+    return str(known.get("prompt_prefix") or ""), None if task is None else task.stop
 
 
 def without_task(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,11 +185,9 @@ class CDPGTrainer:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
         with closing(self.held_out):
             found = self._examination.final(tell or unheard)
-            notices = self.held_out.notices(found)
         if not self.processes.is_main:
             return {}
-        result = found.to_mapping({BASE: BASE, TUNED: TUNED})
-        result |= {"notices": notices, "costs": {TUNED: costs(self.folder)}}
+        result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
         write_json(self.folder.evaluation, result)
         if self.folder.model.is_dir():
             card.write_card(self.folder.model, self.folder)

@@ -67,21 +67,23 @@ class CodeMeasure:
             },
             remarks={
                 "outcome": np.array(outcomes, dtype=object).reshape(len(outputs), -1).tolist(),
-                "line": _lines(contexts, signatures, sources, apply),
+                "line": _lines(contexts, signatures, flat, outcomes, apply),
             },
         )
 
 
 def _lines(
-    contexts: Sequence[Context], signatures: Sequence[str], sources: Sequence[Sequence[str]], apply: Apply
+    contexts: Sequence[Context], signatures: Sequence[str], flat: Sequence[str], outcomes: Sequence[str], apply: Apply
 ) -> list[list[int | None]]:
     """Where the compiler stumbles, ``[context][output]``: the line of the prompt with its completion."""
-    lines = iter(apply(error_lines, [source for texts in sources for source in texts]))
-    above = [
-        str(context.prompt).removesuffix(signature).count("\n")
+    found = iter(apply(error_lines, [source for source, outcome in zip(flat, outcomes, strict=True) if outcome != OK]))
+    lines = iter([None if outcome == OK else next(found) for outcome in outcomes])
+    per_context = len(flat) // max(1, len(contexts))
+    return [
+        [None if line is None else _lines_above(context, signature) + line for line in islice(lines, per_context)]
         for context, signature in zip(contexts, signatures, strict=True)
     ]
-    return [
-        [None if line is None else before + line for line in islice(lines, len(texts))]
-        for before, texts in zip(above, sources, strict=True)
-    ]
+
+
+def _lines_above(context: Context, signature: str) -> int:
+    return str(context.prompt).removesuffix(signature).count("\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cdpg.config import CDPGConfig
 from cdpg.evaluation.divergence import kl_target_policy_pooled
 from cdpg.evaluation.outcome import (
     Outcome,
@@ -49,18 +50,20 @@ class Evaluation:
     outcomes: Mapping[str, Outcome]
     statistics: Mapping[str, Mapping[str, Statistic]]
     seed: int
+    failures_allowed: float
+    """Share of failed checks beyond which the figures are not to be relied upon."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the files say beside the figures: task, command, versions."""
 
     @classmethod
     def of(
-        cls, outcomes: Mapping[str, Outcome], scores: Scores, epsilon: float, seed: int, about: Mapping[str, Any]
+        cls, outcomes: Mapping[str, Outcome], scores: Scores, config: CDPGConfig, about: Mapping[str, Any]
     ) -> Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
-        statistics = {name: statistics_of(outcome, epsilon) for name, outcome in outcomes.items()}
+        statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         for name, values in _pooled(outcomes, scores).items():
             statistics[name]["kl_target_policy_pooled"] = mean_statistic(values)
-        return cls(outcomes, statistics, seed, about)
+        return cls(outcomes, statistics, config.seed, config.check_failures, about)
 
     def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """Every metric of every model with its interval."""
@@ -92,8 +95,17 @@ class Evaluation:
             **self._against_ideal(names),
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
+            "notices": [notice for name, shown in names.items() for notice in self._notices(name, shown)],
             "examples": [self._example(index, names) for index in self._example_indices()],
         }
+
+    def _notices(self, name: str, shown: str) -> Iterator[str]:
+        """What is to be known of a model's figures, a sentence each."""
+        valid = self.outcomes[name].table("valid")
+        failed, total = int((~valid).sum()), valid.numel()
+        if failed:
+            many = ": too many for the figures to be relied upon" if failed > self.failures_allowed * total else ""
+            yield f"{shown}: the check failed on {failed:,} of {total:,} samples, which are left out{many}"
 
     def _resamples(self) -> Array:
         return resample(len(self.outcomes[BASE].contexts), self.seed)

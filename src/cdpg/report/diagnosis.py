@@ -34,7 +34,6 @@ LEAST_EPOCHS = 20
 """Shorter runs are not asked whether they were still rising."""
 SKIPPED_SHARE = 0.2
 """Share of optimiser steps skipped for want of a satisfying sample."""
-
 FAILED_SHARE = 0.01
 """Share of samples whose check failed: they are left out, so that the rest may not be like the whole."""
 
