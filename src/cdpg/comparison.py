@@ -14,14 +14,15 @@ from typing import Any
 
 from cdpg.card import write_card
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.errors import RunError
+from cdpg.errors import Interrupted, RunError
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.heldout import TUNED, HeldOut
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
-from cdpg.provenance import versions
+from cdpg.provenance import how_to_resume, versions
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
+from cdpg.signals import GentleStop
 from cdpg.trainer import CDPGTrainer
 
 FILE = "comparison.json"
@@ -89,33 +90,43 @@ def train_all(
         make_trainer(run.job, inputs, command).train(resume_from_checkpoint=resume)
 
 
-def train_side_by_side(runs: Sequence[Entrant], jobs: int, resume: bool, tell: Callable[[str], None]) -> None:
+def train_side_by_side(
+    runs: Sequence[Entrant], jobs: int, command: str | None, resume: bool, tell: Callable[[str], None]
+) -> None:
     """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
 
     Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
     other. What a run says goes to ``output.txt`` in its folder.
     """
     waiting = [run for run in runs if not (resume and run.is_done())]
+    waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
     under_way: dict[str, subprocess.Popen[bytes]] = {}
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    try:
-        while waiting or under_way:
-            while waiting and len(under_way) < jobs:
-                run = waiting.pop(0)
-                tell(f"{run.name}: started; its progress is in {run.folder.path / 'output.txt'}")
-                under_way[run.name] = _start(run, resume, environment)
-            time.sleep(0.2)
-            for name in [name for name, process in under_way.items() if process.poll() is not None]:
-                status = under_way.pop(name).returncode
-                tell(f"{name}: done" if status == 0 else f"{name}: ended with status {status}")
-                if status != 0:
-                    output = next(run for run in runs if run.name == name).folder.path / "output.txt"
-                    raise RunError(f"the run {name} failed with status {status}: see {str(output)!r}")
-    finally:
-        for process in under_way.values():
-            process.terminate()  # it writes a checkpoint
-        for process in under_way.values():
-            process.wait()
+    with GentleStop() as stop:
+        try:
+            while (waiting or under_way) and stop.received is None:
+                while waiting and len(under_way) < jobs:
+                    run = waiting.pop(0)
+                    tell(f"{run.name}: started; its progress is in {_output(run)}")
+                    under_way[run.name] = _start(run, resume, environment)
+                time.sleep(0.2)
+                for run in [run for run in runs if run.name in under_way and under_way[run.name].poll() is not None]:
+                    status = under_way.pop(run.name).returncode
+                    if status != 0 and stop.received is None:
+                        raise RunError(f"the run {run.name} failed with status {status}: see {str(_output(run))!r}")
+                    tell(f"{run.name}: done" if status == 0 else f"{run.name}: stopped")
+        finally:
+            for process in under_way.values():
+                process.terminate()  # it ends its epoch and writes a checkpoint
+            for process in under_way.values():
+                process.wait()
+    if stop.received is not None:
+        how = how_to_resume(command)
+        raise Interrupted(f"stopped, the runs under way have written checkpoints; continue with: {how}", stop.received)
+
+
+def _output(run: Entrant) -> Path:
+    return run.folder.path / "output.txt"
 
 
 def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -124,7 +135,7 @@ def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subproces
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / "job.yaml", {**run.job.inputs(), **run.job.settings.to_mapping()})
     words = [sys.executable, "-m", "cdpg", "run", str(folder / "job.yaml"), *(["--resume"] if resume else [])]
-    with (folder / "output.txt").open("ab") as output:
+    with _output(run).open("ab") as output:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
 
 

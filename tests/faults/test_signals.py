@@ -38,8 +38,8 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "cdpg", "run", "--model", "llama", "--contexts", "contexts.csv"]
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cdpg", *(words or ["run"]), "--model", "llama", "--contexts", "contexts.csv"]
     command += ["--constraint", "checks:even", "--epochs", "1000000", "--output-dir", "a run's folder"]
     for setting in SETTINGS:
         command += ["--set", setting]
@@ -57,8 +57,8 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def lines(folder: Path) -> int:
-    metrics = folder / "a run's folder" / "metrics.jsonl"
+def lines(folder: Path, run: str = "") -> int:
+    metrics = folder / "a run's folder" / run / "metrics.jsonl"
     return sum(1 for _ in read_jsonl(metrics)) if metrics.exists() else 0
 
 
@@ -101,3 +101,23 @@ def test_a_second_ctrl_c_stops_at_once(workplace: Path) -> None:
     assert time.monotonic() - started < 10
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
+
+
+def test_runs_side_by_side_end_together_and_are_resumed_together(workplace: Path) -> None:
+    (workplace / "contexts.csv").write_text("prompt\n" + "".join(f"{n} dogs\n" for n in range(20)), encoding="utf-8")
+    runs = ["cdpg", "reinforce"]
+    compare = ["compare", "--methods", ",".join(runs), "--jobs", "2", "--set", "evaluation_contexts=2"]
+    process = start(workplace, *compare)
+    wait_for(lambda: all(lines(workplace, run) >= 2 for run in runs), "epochs")
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143, stderr
+    done = [lines(workplace, run) for run in runs]
+    for run, epochs in zip(runs, done, strict=True):
+        (path,) = (workplace / "a run's folder" / run / "checkpoints").iterdir()
+        assert load_checkpoint(path).epoch == epochs
+    command = [*shlex.split(stderr.partition("continue with: ")[2]), "--epochs", str(max(done) + 1)]
+    resumed = subprocess.run(command, cwd=workplace, capture_output=True, text=True, timeout=120, env=environment())
+    assert resumed.returncode == 0, resumed.stderr
+    assert [lines(workplace, run) for run in runs] == [max(done) + 1] * 2
+    assert (workplace / "a run's folder" / "comparison.json").is_file()

@@ -138,7 +138,7 @@ def compare(
         note(console, text)
 
     if jobs > 1:
-        comparison.train_side_by_side(runs, jobs, resume, tell)
+        comparison.train_side_by_side(runs, jobs, command, resume, tell)
     else:
         comparison.train_all(runs, inputs, command, resume, tell)
     result = comparison.compare(job, inputs, runs, command, tell)
