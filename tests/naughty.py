@@ -86,7 +86,7 @@ def no_list(texts: list[str]) -> Any:
 
 
 def too_few(texts: list[str]) -> list[int]:
-    return [1]
+    return [len(text) for text in texts if len(text) > 1]
 
 
 def constraint(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdpg.constraints.judge import Judge
+from cdpg.constraints.judge import Judge, Verdicts
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
 
@@ -19,6 +19,11 @@ CONTEXTS = [Context("p", {"k": 1}, 1), Context("q", {"k": 2}, 2)]
 
 def judge(*constraints: Any, contexts: list[Context] = CONTEXTS) -> list[float]:
     return Judge(list(constraints))(contexts, ["x", "yy"], [[1], [2, 3]])
+
+
+def verdicts(constraint: Any) -> Verdicts:
+    made = Judge(constraint)
+    return made.collect(made.submit(CONTEXTS, ["x", "yy"], [[1], [2, 3]]))
 
 
 def returning(values: Any) -> Any:
@@ -39,20 +44,46 @@ def test_bools_and_numbers_of_any_kind(values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1.0], "named returned 1 values for 2 completions"),
-        ([1.0, math.nan], "named returned nan for completion 1"),
-        ([1.0, 1.5], "named returned 1.5 for completion 1"),
-        ([-0.1, 1.0], "named returned -0.1 for completion 0"),
-        ([None, 1.0], "named returned None for completion 0"),
-        (["1", 1.0], "named returned '1' for completion 0"),
-        (True, "named must return a list"),
-        (None, "named must return a list"),
+        ([1.0, 1.0, 1.0], "it returned 3 values for 1 completions"),
+        ([1.0, math.nan], "it returned nan, and true, false or a number in [0, 1] is expected"),
+        ([1.0, 1.5], "it returned 1.5, and"),
+        ([-0.1, 1.0], "it returned -0.1, and"),
+        ([None, 1.0], "it returned None, and"),
+        ([10**400, 1.0], "it returned 1000"),
+        (["1", 1.0], "it returned '1', and"),
+        ([object(), 1.0], "a list with a value for each completion is expected"),
+        (True, "it returned True, and a list with a value for each completion is expected"),
+        (None, "it returned None, and a list"),
+        ({1.0, 0.0}, "and a list with a value for each completion is expected"),
     ],
 )
-def test_anything_else_is_an_error_that_names_the_function(values: Any, message: str) -> None:
-    with pytest.raises(UserError) as error:
+def test_anything_else_is_a_failure_that_names_the_function(values: Any, message: str) -> None:
+    with pytest.raises(RunError) as error:
         judge(returning(values))
+    assert "named gave no verdict: it returned" in str(error.value)
     assert message in str(error.value)
+
+
+def test_a_wrong_value_costs_its_own_sample_alone() -> None:
+    found = verdicts(returning([math.nan, 0.5]))
+    assert found.b == [0.0, 0.5]
+    assert {place: failure.kind for place, failure in found.failures.items()} == {0: "value"}
+
+
+def test_a_wrong_number_of_values_costs_the_samples_that_are_alone_to_blame() -> None:
+    def drops_long_ones(prompts: Any, completions: Any, **kwargs: Any) -> list[bool]:
+        return [True for text in completions if len(text) < 2]
+
+    found = verdicts(drops_long_ones)
+    assert found.b == [1.0, 0.0]
+    assert {place: failure.kind for place, failure in found.failures.items()} == {1: "value"}
+
+
+def test_a_constraint_cannot_end_the_program() -> None:
+    def leaves(prompts: Any, completions: Any, **kwargs: Any) -> Any:
+        raise SystemExit(0)
+
+    assert {failure.kind for failure in verdicts(leaves).failures.values()} == {"exception"}
 
 
 def test_several_multiply() -> None:

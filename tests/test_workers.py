@@ -29,7 +29,7 @@ from cdpg.runlog import read_jsonl
 from cdpg.workers.frames import as_plain, is_plain, pack, unpack
 from cdpg.workers.functions import reference_of
 from cdpg.workers.limits import Limits
-from cdpg.workers.pool import BadResult, CannotStart, Pool
+from cdpg.workers.pool import CannotStart, Pool
 from cdpg.workers.reader import Reader
 from enumeration import contexts_of, tabular
 
@@ -187,12 +187,20 @@ def _seconds(made: Pool, batch: list[str]) -> float:
 
 
 def test_what_is_wrong_with_the_function_is_an_error() -> None:
-    with pytest.raises(BadResult, match="must return a list"):
-        outcome(naughty.no_list, ["a", "b"])
-    with pytest.raises(BadResult, match="returned 1 values for 2"):
-        outcome(naughty.too_few, ["a", "b", "c"], limits=Limits(2, 1.0, 128))
     with pytest.raises(UserError, match="by name"):
         Pool([lambda texts: texts], QUICK)
+
+
+def test_an_answer_of_the_wrong_shape_fails_the_samples_that_are_alone_to_blame() -> None:
+    found = outcome(naughty.no_list, ["a", "b"])
+    assert {failure.kind for failure in found.failures.values()} == {"value"}
+    assert len(found.failures) == 2
+    assert "a list with a value for each completion is expected" in found.failures[0].detail
+    found = outcome(naughty.too_few, ["aa", "b", "cc"])
+    assert found.values == [2, None, 2]
+    assert {place: failure.detail for place, failure in found.failures.items()} == {
+        1: "it returned 0 values for 1 completions"
+    }
 
 
 def test_functions_may_come_later() -> None:

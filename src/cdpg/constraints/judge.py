@@ -16,8 +16,8 @@ from cdpg.errors import RunError, UserError
 from cdpg.workers.frames import is_plain
 from cdpg.workers.functions import exhaustion_counted, reference_of, traits_of
 from cdpg.workers.limits import Limits
-from cdpg.workers.pool import BadResult, CannotStart, Failure, Outcomes, Pool
-from cdpg.workers.worker import told
+from cdpg.workers.pool import CannotStart, Failure, Outcomes, Pool
+from cdpg.workers.worker import in_words, one_for_each, shortened, told
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion.
@@ -124,21 +124,17 @@ class Judge:
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
         for place, outcome in enumerate(pending.outcomes):
             name, at_fault = name_of(self.constraints[place]), traits_of(self.constraints[place]).text_at_fault
-            try:
-                found = self._pool(place).collect(outcome) if isinstance(outcome, int) else outcome
-            except BadResult as error:
-                raise UserError(f"constraint {name} {error}") from error
+            found = self._pool(place).collect(outcome) if isinstance(outcome, int) else outcome
             exhausted += found.exhausted
-            filled = list(found.values)
-            for sample, failure in found.failures.items():
-                by_text = at_fault and failure.kind in _OF_THE_TEXT
-                filled[sample] = 0.0 if by_text else 1.0
-                if by_text:
-                    exhausted[failure.kind] += 1
+            for sample, value in enumerate(found.values):
+                verdict = as_verdict(value) if sample not in found.failures else found.failures[sample]
+                if isinstance(verdict, float):
+                    b[sample] *= verdict
+                elif at_fault and verdict.kind in _OF_THE_TEXT:
+                    b[sample] = 0.0
+                    exhausted[verdict.kind] += 1
                 else:
-                    failures.setdefault(sample, CheckFailure(name, failure.kind, failure.detail))
-            values = as_verdicts(name, filled, pending.count)
-            b = [verdict * value for verdict, value in zip(b, values, strict=True)]
+                    failures.setdefault(sample, CheckFailure(name, verdict.kind, verdict.detail))
         failures = {sample: failures[sample] for sample in sorted(failures) if b[sample] > 0}
         return Verdicts([0.0 if place in failures else value for place, value in enumerate(b)], failures, exhausted)
 
@@ -220,16 +216,19 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 
 def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]]) -> Outcomes:
-    """Call a constraint here; if it raises, on each sample by itself."""
+    """Call a constraint here; if it raises, or answers nonsense, on each sample by itself."""
     count = len(arguments["completions"])
     with exhaustion_counted() as exhausted:
         try:
-            values = constraint(**arguments)
-            return Outcomes(as_verdicts(name_of(constraint), values, count), {}, exhausted)
+            found = one_for_each(constraint(**arguments), count)
+            if not isinstance(found, str):
+                return Outcomes(found, {}, exhausted)
+            failure = Failure("value", found)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raised = told(error)
+            failure = Failure(raised["kind"], in_words(raised))
     if count > 1:
         pieces = [_call(constraint, {key: [values[i]] for key, values in arguments.items()}) for i in range(count)]
         return Outcomes(
@@ -237,32 +236,18 @@ def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]]) -> Out
             {place: piece.failures[0] for place, piece in enumerate(pieces) if piece.failures},
             sum((piece.exhausted for piece in pieces), Counter()),
         )
-    kind = "memory" if raised["memory"] else "recursion" if raised["type"] == "RecursionError" else "exception"
-    failure = Failure(kind, f"{raised['type']}: {raised['text']}{raised['where']}")
     return Outcomes([None], {0: failure}, exhausted)
 
 
-def as_verdicts(name: str, values: Any, expected: int) -> list[float]:
-    """The values a constraint returned, as numbers in [0, 1], or an error that names the constraint."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()  # a tensor or an array
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise UserError(f"constraint {name} must return a list with a value for each completion, not {values!r}")
-    if len(values) != expected:
-        raise UserError(f"constraint {name} returned {len(values)} values for {expected} completions")
-    verdicts = []
-    for index, value in enumerate(values):
-        try:
-            number = math.nan if isinstance(value, str) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not 0.0 <= number <= 1.0:
-            raise UserError(
-                f"constraint {name} returned {value!r} for completion {index}: "
-                f"expected true, false or a number in [0, 1]"
-            )
-        verdicts.append(number)
-    return verdicts
+def as_verdict(value: Any) -> float | Failure:
+    """What a constraint returned for a sample, as a number in [0, 1]."""
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if 0.0 <= number <= 1.0:
+        return number
+    return Failure("value", f"it returned {shortened(repr(value))}, and true, false or a number in [0, 1] is expected")
 
 
 def name_of(constraint: Constraint) -> str:

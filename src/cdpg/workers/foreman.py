@@ -27,7 +27,7 @@ from cdpg.workers.crew import Crew, Job, Worker
 from cdpg.workers.frames import Channel, pack, unpack
 from cdpg.workers.functions import resolve, traits_of
 from cdpg.workers.limits import Limits, adopt_orphans, be_silent, default_signals, use_one_arena
-from cdpg.workers.worker import told
+from cdpg.workers.worker import in_words, told
 
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 256
@@ -133,10 +133,10 @@ class Foreman:
                 }
             )
 
-    def _give_up(self, number: int, answer: Mapping[str, Any]) -> None:
+    def _give_up(self, number: int, error: str) -> None:
         """What is wrong with the function, not with a sample: the trainer has to know."""
         if self._batches.pop(number, None) is not None:
-            self._trainer.put({"batch": number, "error": dict(answer)})
+            self._trainer.put({"batch": number, "error": error})
 
     # Sharing out.
 
@@ -267,13 +267,14 @@ class Foreman:
             batch.exhausted.update(answer["exhausted"])
             batch.left -= len(job.places)
             self._report(job.batch)
-        elif raised is None or raised["user"]:
-            self._give_up(job.batch, answer)
-        elif not alone and (not job.each or raised["memory"]):
+        elif raised is not None and raised["user"]:
+            self._give_up(job.batch, raised["text"])
+        elif not alone and (not job.each or (raised is not None and raised["kind"] == "memory")):
             self._suspect(job.batch, job.places)
+        elif raised is None:
+            self._failed(job.batch, job.places.start, "value", answer["misshapen"])
         else:
-            kind = "memory" if raised["memory"] else "recursion" if raised["type"] == "RecursionError" else "exception"
-            self._failed(job.batch, job.places.start, kind, f"{raised['type']}: {raised['text']}{raised['where']}")
+            self._failed(job.batch, job.places.start, raised["kind"], in_words(raised))
 
     def _suspect(self, batch: int, places: range) -> None:
         if places and batch in self._batches:

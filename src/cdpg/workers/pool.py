@@ -23,7 +23,7 @@ from cdpg.workers.foreman import serve
 from cdpg.workers.frames import Channel, pack
 from cdpg.workers.functions import reference_of
 from cdpg.workers.limits import Limits
-from cdpg.workers.worker import POSITIONAL
+from cdpg.workers.worker import POSITIONAL, in_words
 
 _START = (
     "import sys; sys.path[:] = filter(None, sys.path); import json; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -36,8 +36,9 @@ _RESTARTS = 3
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-KINDS = ("timeout", "cpu", "memory", "recursion", "size", "crashed", "died", "exception")
-"""The clock; limits on computing time, memory, depth and size; a crash; an end from outside; whatever was raised."""
+KINDS = ("timeout", "cpu", "memory", "recursion", "size", "crashed", "died", "exception", "value")
+"""The clock; limits on computing time, memory, depth and size; a crash; an end from outside; whatever was raised, or
+returned though it is no answer."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,6 @@ class Outcomes:
 
 class CannotStart(Exception):
     """The functions cannot be had in another process; the message says why."""
-
-
-class BadResult(Exception):
-    """A function returned what is no list with a result for each sample; the message goes on from its name."""
 
 
 class _Process(Protocol):
@@ -110,7 +107,7 @@ class Pool:
         return number
 
     def collect(self, number: int) -> Outcomes:
-        """Wait for a batch. BadResult, or UserError if the function raised one, where the function is to blame."""
+        """Wait for a batch. UserError if the function raised one: then it is at fault, and not a sample."""
         while number not in self._arrived:
             try:
                 self._wait_until_ready()
@@ -119,7 +116,7 @@ class Pool:
                 self._restart()
         message = self._arrived.pop(number)
         if "error" in message:
-            raise _blame(message["error"])
+            raise UserError(message["error"])
         failures = {place: Failure(kind, detail) for place, kind, detail in message["failures"]}
         return Outcomes(message["values"], failures, Counter(message["exhausted"]))
 
@@ -217,6 +214,10 @@ class Pool:
                     self._channel.send(message)
             except (OSError, EOFError):
                 continue
+            except CannotStart as error:
+                raise RunError(
+                    f"the process that runs the checks was ended, and none can be started again: {error}"
+                ) from error
             return
 
 
@@ -281,15 +282,7 @@ def _importable(function: Callable[..., Any]) -> str:
     return name
 
 
-def _blame(error: Mapping[str, Any]) -> Exception:
-    if "raised" in error:
-        return UserError(error["raised"]["text"])
-    if "length" in error:
-        return BadResult(f"returned {error['length']} values for {error['expected']} completions")
-    return BadResult(f"must return a list with a value for each completion, not {error['returned']}")
-
-
 def _cannot_start(raised: Mapping[str, Any]) -> Exception:
     if raised["user"]:
         return UserError(raised["text"])
-    return CannotStart(f"{raised['type']}: {raised['text']}{raised['where']}")
+    return CannotStart(in_words(raised))

@@ -15,6 +15,7 @@ from cdpg.workers.limits import Memory, die_with_parent, limit_cpu, limit_memory
 POSITIONAL = ""
 """Name of a list that is passed by position: ``function(values)`` and not ``function(name=values)``."""
 _LONGEST_TEXT = 1000
+_KINDS = {"memory": MemoryError, "recursion": RecursionError}
 
 
 def work(channel: Channel, functions: Mapping[str, Callable[..., Any]], foreman: int) -> None:
@@ -62,16 +63,19 @@ def _called(
             limit_memory(Memory.now().data, 2 * megabytes)  # telling takes memory as well
             return {"raised": told(error)}
         limit_cpu(None)
+    found = one_for_each(values, len(next(iter(arguments.values()))))
+    return {"misshapen": found} if isinstance(found, str) else {"values": found, "exhausted": dict(exhausted)}
+
+
+def one_for_each(returned: Any, count: int) -> list[Any] | str:
+    """A function's answer to ``count`` samples as a list of plain values, or what is wrong with it."""
     try:
-        plain = as_plain(values)
+        plain = None if isinstance(returned, (set, frozenset)) else as_plain(returned)
     except Exception:
-        return {"returned": _short(repr(values))}
-    count = len(next(iter(arguments.values())))
+        plain = None
     if not isinstance(plain, list):
-        return {"returned": _short(repr(values))}
-    if len(plain) != count:
-        return {"length": len(plain), "expected": count}
-    return {"values": plain, "exhausted": dict(exhausted)}
+        return f"it returned {shortened(repr(returned))}, and a list with a value for each completion is expected"
+    return plain if len(plain) == count else f"it returned {len(plain)} values for {count} completions"
 
 
 def told(error: BaseException) -> dict[str, Any]:
@@ -80,12 +84,18 @@ def told(error: BaseException) -> dict[str, Any]:
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return {
         "type": type(error).__name__,
-        "text": _short(str(error)),
+        "text": shortened(str(error)),
         "where": where,
         "user": isinstance(error, UserError),
-        "memory": isinstance(error, MemoryError),
+        "kind": next((kind for kind, known in _KINDS.items() if isinstance(error, known)), "exception"),
     }
 
 
-def _short(text: str) -> str:
+def in_words(raised: Mapping[str, Any]) -> str:
+    """What :func:`told` found, as a part of a sentence."""
+    return f"{raised['type']}: {raised['text']}{raised['where']}"
+
+
+def shortened(text: str) -> str:
+    """What a message may hold of a text from outside."""
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
