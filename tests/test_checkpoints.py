@@ -212,8 +212,24 @@ def test_a_missing_file_is_detected_and_the_one_before_used(pristine: Path, name
 
 def test_a_later_format_is_not_guessed_at(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "FORMAT", 2)
-    with pytest.raises(CorruptCheckpoint, match="format 1; this version reads 2"):
+    with pytest.raises(RunError, match="format 1, and this version of cdpg reads 2") as error:
         load_checkpoint(pristine)
+    assert not isinstance(error.value, CorruptCheckpoint)  # or it would be passed over, and removed
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "weights.safetensors"])
+def test_what_cannot_be_read_now_is_not_given_up(pristine: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    read = Path.open
+
+    def fail(path: Path, *given: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *given, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(RunError, match="cannot be read: Input/output error") as error:
+        latest_checkpoint(pristine.parent, lambda text: None)
+    assert not isinstance(error.value, CorruptCheckpoint)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{}", "[" * 100_000, '{"sha256": "x"}'])

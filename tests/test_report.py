@@ -284,6 +284,10 @@ def test_formulas_are_neutralised(cell: str) -> None:
     assert not row[0].lstrip().startswith(("=", "+", "-", "@", "＝")) and row[1] == 'a "quoted", cell'
 
 
+def test_formulas_after_a_semicolon_are_neutralised() -> None:
+    assert neutral('x;=HYPERLINK("y");-2; @z') == "x;'=HYPERLINK(\"y\");-2;' @z"
+
+
 def test_numbers_stay_numbers_in_a_spreadsheet() -> None:
     assert [neutral(-0.25), neutral("-0.25"), neutral("+3e-5"), neutral(None), neutral(7)] == [
         "-0.25",

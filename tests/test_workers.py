@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
@@ -25,6 +27,7 @@ from cdpg.constraints import python_code
 from cdpg.constraints.judge import Judge
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.failures import FailureLog
 from cdpg.runlog import read_jsonl
 from cdpg.workers.frames import as_plain, is_plain, pack, unpack
 from cdpg.workers.functions import reference_of
@@ -540,6 +543,22 @@ def test_too_many_failures_stop_the_run_with_a_checkpoint(tmp_path: Path) -> Non
     record = trainer(tmp_path, naughty.constraint, epochs=3).train(resume_from_checkpoint=True)
     assert record["epoch"] == 3
     assert (tmp_path / "failures.jsonl").read_bytes() == b""
+
+
+def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
+    log = FailureLog(tmp_path / "failures.jsonl", 0.05)
+
+    def epoch(failed: int, total: int = 8) -> Any:
+        valid = torch.arange(total)[None, :] >= failed
+        return types.SimpleNamespace(number=1, valid=valid, checks={"failed_died": failed}, failures={})
+
+    found = [log.too_many(epoch(failed)) for failed in (1, 1, 1, 1, 1, 0, 1)]
+    assert [problem is None for problem in found] == [True] * 6 + [False]
+    assert "1 of 8 samples of epoch 1" in str(found[-1])
+    assert "more than the 5% of the last 56" in str(found[-1])
+    assert log.too_many(epoch(0, 100)) is None  # and what lies far behind is forgotten
+    assert log.too_many(epoch(1)) is None
+    assert log.too_many(epoch(8)) is not None
 
 
 def test_a_broken_constraint_is_reported_at_once(tmp_path: Path) -> None:

@@ -95,7 +95,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             name.removesuffix(_SUFFIX): load_file(path / name) for name in manifest["files"] if name.endswith(_SUFFIX)
         }
         state = json.loads((path / _STATE).read_bytes())
-    except (OSError, ValueError, SafetensorError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, SafetensorError) as error:
         raise CorruptCheckpoint(f"the checkpoint {str(path)!r} cannot be read: {error}") from error
     return Checkpoint(path, manifest["epoch"], tensors, state)
 
@@ -225,13 +227,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         del content["sha256"]
         whole = _manifest_bytes(content) == raw
     except OSError as error:
-        raise CorruptCheckpoint(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptCheckpoint(f"{str(path)!r} is damaged: it is not a checkpoint's manifest") from error
     if not whole:
         raise CorruptCheckpoint(f"{str(path)!r} is damaged: its content does not match its checksum")
     if content.get("format") != FORMAT:
-        raise CorruptCheckpoint(f"{str(path)!r} has format {content.get('format')!r}; this version reads {FORMAT}")
+        raise RunError(
+            f"{str(path)!r} has format {content.get('format')!r}, and this version of cdpg reads {FORMAT}: continue "
+            "with the version that wrote it"
+        )
     if not all(_FILE.fullmatch(name) for name in content["files"]):
         raise CorruptCheckpoint(f"{str(path)!r} names files that cannot be a checkpoint's")
     return dict(content)
@@ -251,11 +256,17 @@ def _verify(path: Path, expected: Mapping[str, Any]) -> None:
     try:
         found = _describe(path)
     except OSError as error:
-        raise CorruptCheckpoint(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     if found["size"] != expected["size"]:
         raise CorruptCheckpoint(f"{str(path)!r} is damaged: {found['size']} bytes, {expected['size']} were written")
     if found["sha256"] != expected["sha256"]:
         raise CorruptCheckpoint(f"{str(path)!r} is damaged: its content does not match its checksum")
+
+
+def _unreadable(path: Path, error: OSError) -> RunError:
+    """A missing file is damage. One that cannot be read now may be whole: to go on without it would lose it."""
+    reason = f"{str(path)!r} cannot be read: {error.strerror or error}"
+    return CorruptCheckpoint(reason) if isinstance(error, FileNotFoundError) else RunError(reason)
 
 
 # --- finding ---

@@ -14,8 +14,9 @@ from typing import Any
 
 from cdpg.card import write_card
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.errors import Interrupted, RunError
+from cdpg.errors import RunError
 from cdpg.evaluation.summary import BASE, Evaluation
+from cdpg.files import refuse_links
 from cdpg.heldout import TUNED, HeldOut
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
@@ -49,6 +50,14 @@ class Entrant:
         return all(found.get(key) == value for key, value in asked.items())
 
 
+def require_place(job: Job, runs: Sequence[Entrant], resume: bool) -> None:
+    """Refuse folders that hold other runs, and any that leads elsewhere."""
+    refuse_links(Path(job.settings.output_dir), [FILE, *(run.name for run in runs)])
+    for run in runs:
+        if not resume:
+            run.folder.require_fresh()
+
+
 def entrants(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Entrant]:
     """Every method with every seed, in folders of their own below the job's; the same number of samples for all."""
     for method in methods:
@@ -78,6 +87,32 @@ def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
     )
 
 
+def carry_out(
+    job: Job,
+    inputs: Inputs,
+    runs: Sequence[Entrant],
+    jobs: int,
+    resume: bool,
+    command: str | None,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
+    with GentleStop() as stop:
+
+        def heed() -> None:
+            stop.heed("stopped, and what was done is on the disk", how_to_resume(command))
+
+        def tell_and_heed(text: str) -> None:
+            heed()
+            tell(text)
+
+        if jobs > 1:
+            train_side_by_side(runs, jobs, resume, tell, heed)
+        else:
+            train_all(runs, inputs, command, resume, tell_and_heed)
+        return compare(job, inputs, runs, command, tell_and_heed)
+
+
 def train_all(
     runs: Sequence[Entrant], inputs: Inputs, command: str | None, resume: bool, tell: Callable[[str], None]
 ) -> None:
@@ -91,38 +126,35 @@ def train_all(
 
 
 def train_side_by_side(
-    runs: Sequence[Entrant], jobs: int, command: str | None, resume: bool, tell: Callable[[str], None]
+    runs: Sequence[Entrant], jobs: int, resume: bool, tell: Callable[[str], None], heed: Callable[[], None]
 ) -> None:
     """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
 
     Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
-    other. What a run says goes to ``output.txt`` in its folder.
+    other. What a run says goes to ``output.txt`` in its folder. ``heed`` raises when it is time to end.
     """
     waiting = [run for run in runs if not (resume and run.is_done())]
     waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
     under_way: dict[str, subprocess.Popen[bytes]] = {}
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    with GentleStop() as stop:
-        try:
-            while (waiting or under_way) and stop.received is None:
-                while waiting and len(under_way) < jobs:
-                    run = waiting.pop(0)
-                    tell(f"{run.name}: started; its progress is in {_output(run)}")
-                    under_way[run.name] = _start(run, resume, environment)
-                time.sleep(0.2)
-                for run in [run for run in runs if run.name in under_way and under_way[run.name].poll() is not None]:
-                    status = under_way.pop(run.name).returncode
-                    if status != 0 and stop.received is None:
-                        raise RunError(f"the run {run.name} failed with status {status}: see {str(_output(run))!r}")
-                    tell(f"{run.name}: done" if status == 0 else f"{run.name}: stopped")
-        finally:
-            for process in under_way.values():
-                process.terminate()  # it ends its epoch and writes a checkpoint
-            for process in under_way.values():
-                process.wait()
-    if stop.received is not None:
-        how = how_to_resume(command)
-        raise Interrupted(f"stopped, the runs under way have written checkpoints; continue with: {how}", stop.received)
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                run = waiting.pop(0)
+                tell(f"{run.name}: started; its progress is in {_output(run)}")
+                under_way[run.name] = _start(run, resume, environment)
+            time.sleep(0.2)
+            heed()
+            for run in [run for run in runs if run.name in under_way and under_way[run.name].poll() is not None]:
+                status = under_way.pop(run.name).returncode
+                if status != 0:
+                    raise RunError(f"the run {run.name} failed with status {status}: see {str(_output(run))!r}")
+                tell(f"{run.name}: done")
+    finally:
+        for process in under_way.values():
+            process.terminate()  # it ends its epoch and writes a checkpoint
+        for process in under_way.values():
+            process.wait()
 
 
 def _output(run: Entrant) -> Path:
@@ -133,6 +165,7 @@ def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subproces
     """A run by its own command."""
     folder = run.folder.path
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder, ["job.yaml", _output(run).name])
     write_yaml(folder / "job.yaml", {**run.job.inputs(), **run.job.settings.to_mapping()})
     words = [sys.executable, "-m", "cdpg", "run", str(folder / "job.yaml"), *(["--resume"] if resume else [])]
     with _output(run).open("ab") as output:
@@ -169,8 +202,9 @@ def evaluate_model(
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
     for run in runs:
         own = evaluation.to_mapping({BASE: BASE, run.name: TUNED}) | {"costs": {TUNED: costs(run.folder)}}
-        write_json(run.folder.evaluation, own)
-        write_card(run.folder.model, run.folder)
+        with run.folder:
+            write_json(run.folder.evaluation, own)
+            write_card(run.folder.model, run.folder)
     write_json(folder / FILE, result)
 
 

@@ -24,7 +24,7 @@ Prompt: TypeAlias = str | tuple[Mapping[str, Any], ...]
 DEFAULT_COLUMN = "prompt"
 
 _OTHER_USUAL_COLUMNS = ("source", "text", "input", "instruction", "question", "query", "document", "article")
-_RESERVED_COLUMNS = ("prompts", "completions")
+_RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "\0")
 _DEEPEST = 100
 
 
@@ -57,7 +57,7 @@ def load_contexts(
         raise UserError(f"the limit on the number of contexts must be a whole number of at least 1, not {limit!r}")
     notify = notify or unheard
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, Context) for item in source):
-        return _loaded_before(source[:limit], notify)
+        return _loaded_before(source[:limit])
     name, rows = read_rows(source, prompt_column, limit, notify)
     if not rows:
         raise UserError(f"{name} holds no contexts: give at least one")
@@ -128,14 +128,14 @@ class ContextStream:
         return order
 
 
-def _loaded_before(contexts: Sequence[Context], notify: Notify) -> list[Context]:
+def _loaded_before(contexts: Sequence[Context]) -> list[Context]:
+    """Contexts whose oddities were told when they were loaded."""
     checked = []
     for context in contexts:
         where = f"context of row {context.row}"
         _check_columns(where, context.columns)
         _check_strings(context.columns, f"{where}, columns")
         checked.append(replace(context, prompt=_checked_prompt(context.prompt, where)))
-    _tell_duplicates(checked, notify)
     return checked
 
 

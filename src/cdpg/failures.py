@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from cdpg.objectives.base import Epoch
 from cdpg.runlog import JsonlFile, read_jsonl
 
 _FEWEST = 100
-"""A share of fewer samples says little: one that hangs among eight is no reason to stop."""
+"""A share of fewer samples says little: one that hangs among eight is no reason to stop. Epochs of fewer are taken
+together with those before them."""
 
 
 class FailureLog:
@@ -22,6 +23,7 @@ class FailureLog:
         self.file = JsonlFile(path)
         self._share = share
         self._told: set[str] = set()
+        self._counts: deque[tuple[int, int]] = deque()
 
     def append(self, epoch: Epoch) -> None:
         """Write the examples."""
@@ -31,7 +33,8 @@ class FailureLog:
     def too_many(self, epoch: Epoch) -> str | None:
         """Why the run cannot go on with this epoch, or None if it can."""
         failed, total = int((~epoch.valid).sum()), epoch.valid.numel()
-        if not failed or (failed < total and failed <= self._share * max(total, _FEWEST)):
+        recently, among = self._recently(failed, total)
+        if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
             return None
         example = f"; for example, {next(iter(epoch.failures.values()))}" if epoch.failures else ""
         if failed == total:
@@ -39,12 +42,20 @@ class FailureLog:
                 f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; "
                 "if the constraint needs a GPU or what only the training process has, set check_workers: 0"
             )
+        last = f" of the last {among:,}" if among > total else ""
         return (
             f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
-            f"more than the {self._share:.0%} that check_failures allows{example}; examples are in "
+            f"more than the {self._share:.0%}{last} that check_failures allows{example}; examples are in "
             f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, "
             "and continue with --resume"
         )
+
+    def _recently(self, failed: int, total: int) -> tuple[int, int]:
+        """Failed and all samples of this epoch and, where it has few, of as many before it as make up enough."""
+        self._counts.append((failed, total))
+        while sum(total for _, total in self._counts) - self._counts[0][1] >= _FEWEST:
+            self._counts.popleft()
+        return sum(failed for failed, _ in self._counts), sum(total for _, total in self._counts)
 
     def tell(self, record: Mapping[str, Any], notify: Callable[[str], None]) -> None:
         """Say that checks failed, once for each kind."""

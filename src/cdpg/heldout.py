@@ -157,14 +157,14 @@ class Examination:
         self.seconds_per_context: float | None = None
         """What the last evaluation along the way took; None before the first."""
 
-    def along(self, epoch: int) -> dict[str, Any]:
+    def along(self, epoch: int, tell: Tell = unheard) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base."""
         started, config = time.perf_counter(), self._held_out.config
         limit = config.evaluation_contexts
         if self._base is None:
-            self._base = self._held_out.outcome(BASE, self._held_out.base, unheard, limit)
+            self._base = self._held_out.outcome(BASE, self._held_out.base, tell, limit)
         models = {TUNED: lambda: self._policy} if epoch else {}
-        found = self._held_out.evaluate(models, {}, unheard, limit, self._base)
+        found = self._held_out.evaluate(models, {}, tell, limit, self._base)
         seconds = time.perf_counter() - started
         self.seconds_per_context = seconds / len(self._base.contexts)
         return {

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from cdpg import files
+from cdpg.errors import RunError
 from cdpg.objectives.base import Epoch
 from cdpg.optimization import RefusedStep, StepSummary
 from cdpg.runlog import write_json
@@ -22,7 +24,10 @@ def keep_refused(folder: Path, epoch: Epoch, summary: StepSummary) -> Path | Non
     Of several processes, it holds the samples of the one that writes.
     """
     path = folder / f"epoch-{epoch.number:06d}.json"
-    folder.mkdir(exist_ok=True)
+    try:
+        files.make_folder(folder)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {str(folder)!r}: {error.strerror or error}") from error
     if not path.exists() and len(list(folder.glob("epoch-*.json"))) >= MOST_FILES:
         return None
     write_json(path, {"epoch": epoch.number, "steps": [_step(epoch, step) for step in summary.refused]})

@@ -214,7 +214,7 @@ def load_constraint(name: str) -> Any:
                 f"{folder!r}, or an installed module"
             ) from error
         raise UserError(f"the module {module_name!r} of the constraint cannot be imported: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"the module {module_name!r} of the constraint cannot be imported: {type(error).__name__}: {error}"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shlex
 import shutil
@@ -18,17 +19,21 @@ from torch import nn
 from cdpg.config import CDPGConfig
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
+from cdpg.models.base import Prompt
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
 _FREE = frozenset(
     {"output_dir", "epochs", "save_every", "keep_checkpoints", "evaluate_every", "log_samples", "report_to"}
     | {"trust_remote_code", "warmup_epochs", "decay_epochs"}
-    | {"evaluate_at_end", "evaluation_contexts", "evaluation_samples"}
-    | {"check_workers", "check_seconds", "check_memory", "check_failures"}
+    | {"evaluate_at_end", "check_workers", "check_failures"}
 )
 """Settings that a resumed run may change without changing what it computes; learning rates are compared as they are."""
 _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
 """Settings that change the order of sums, and so the last bits of a result: allowed, as memory may call for it."""
+_MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
+"""Settings that change what the lines of ``evaluations.jsonl`` are measured on."""
+_LIMITS = frozenset({"check_seconds", "check_memory"})
+"""Settings that may change the verdict on a text that exhausts its check."""
 
 
 def origin(
@@ -36,6 +41,8 @@ def origin(
     base: nn.Module,
     constraints: Sequence[str],
     contexts: Sequence[Context],
+    prompts: Sequence[Prompt],
+    held_out: Sequence[Context],
     stop: str | None,
     processes: int,
     command: str | None,
@@ -45,11 +52,14 @@ def origin(
         "command": command,
         "model": model,
         "base": weights_digest(base),
+        "adapters": _adapters(base),
         "device": next(base.parameters()).device.type,
         "processes": processes,
         "constraints": list(constraints),
         "stop": stop,
         "contexts": {"count": len(contexts), "sha256": fingerprint(contexts)},
+        "tokens": hashlib.sha256(repr(list(prompts)).encode()).hexdigest(),
+        "held_out": {"count": len(held_out), "sha256": fingerprint(held_out)},
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }
@@ -60,8 +70,21 @@ def weights_digest(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in module.named_parameters():
         if "lora_" not in name:
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _adapters(module: nn.Module) -> str | None:
+    """SHA-256 of how the adapters were asked for: a scale or a dropout shows in no shape."""
+    asked = getattr(module, "peft_config", None)
+    if not isinstance(asked, Mapping):
+        return None
+    described = {name: {**config.to_dict(), "peft_version": None} for name, config in asked.items()}
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
@@ -74,13 +97,13 @@ def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: M
     changes = [
         f"{key} was {value!r} and is {getattr(config, key)!r}"
         for key, value in vars(then).items()
-        if key not in _FREE | _ROUNDING and value != getattr(config, key)
+        if key not in _FREE | _ROUNDING | _MEASURING | _LIMITS and value != getattr(config, key)
     ]
     changes += _rate_changes(done, then, config)
     before = state["origin"]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
-        for key in ("model", "base", "device", "processes", "constraints", "stop", "contexts")
+        for key in ("model", "base", "adapters", "device", "processes", "constraints", "stop", "contexts", "tokens")
         if before[key] != now[key]
     ]
     if changes:
@@ -88,7 +111,7 @@ def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: M
             f"this run cannot be continued as asked, because the result would be another: {'; '.join(changes)}. "
             f"Give what it was started with, or start in another folder"
         )
-    return _rounding(then, config, before, now)
+    return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
 
 
 def _rate_changes(done: int, then: CDPGConfig, config: CDPGConfig) -> list[str]:
@@ -107,11 +130,7 @@ def _rate_changes(done: int, then: CDPGConfig, config: CDPGConfig) -> list[str]:
 
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What changed and may change the last bits of the result."""
-    changes = [
-        f"{key} was {getattr(then, key)} and is {getattr(config, key)}"
-        for key in sorted(_ROUNDING)
-        if getattr(then, key) != getattr(config, key)
-    ]
+    changes = _changed(_ROUNDING, then, config)
     if before["threads"] != now["threads"]:
         changes.append(f"the number of threads was {before['threads']} and is {now['threads']}")
     changes += [
@@ -122,6 +141,30 @@ def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], n
     if not changes:
         return []
     return [f"the last bits of the result may differ from those of an uninterrupted run: {'; '.join(changes)}"]
+
+
+def _other_measures(
+    then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[str]:
+    """What changed and lets earlier and later lines of the run's files mean different things."""
+    changes = _changed(_MEASURING, then, config)
+    if before["held_out"] != now["held_out"]:
+        changes.append(f"there were {before['held_out']['count']} held-out contexts, now there are others")
+    notices = []
+    if changes:
+        notices.append(f"evaluations from here on are not comparable with those before: {'; '.join(changes)}")
+    limits = _changed(_LIMITS, then, config)
+    if limits:
+        notices.append(f"texts that exhaust their check may be judged otherwise than before: {'; '.join(limits)}")
+    return notices
+
+
+def _changed(keys: frozenset[str], then: CDPGConfig, config: CDPGConfig) -> list[str]:
+    return [
+        f"{key} was {getattr(then, key)} and is {getattr(config, key)}"
+        for key in sorted(keys)
+        if getattr(then, key) != getattr(config, key)
+    ]
 
 
 def how_to_resume(command: str | None) -> str:

@@ -250,6 +250,12 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
 
 
+def last_record(path: Path) -> dict[str, Any]:
+    """The last line of a file of records; empty if there is none."""
+    records = list(read_jsonl(path)) if path.exists() else []
+    return records[-1] if records else {}
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file."""
     try:

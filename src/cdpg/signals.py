@@ -10,12 +10,19 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from cdpg.errors import Interrupted
+
 _NOTICE = "\nfinishing this epoch and writing a checkpoint; press Ctrl-C again to stop at once\n"
-_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a scheduler, a terminal that is closed."""
 
 
 class GentleStop:
-    """While active, remembers the signal that asked the run to end; does nothing outside the main thread."""
+    """While active, remembers the signal that asked the run to end; does nothing outside the main thread.
+
+    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. One within another leaves to the
+    other what it has heard.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -24,7 +31,8 @@ class GentleStop:
     def __enter__(self) -> GentleStop:
         if threading.current_thread() is threading.main_thread():
             for number in _CAUGHT:
-                self._previous[number] = signal.signal(number, self._remember)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(
@@ -32,6 +40,14 @@ class GentleStop:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, GentleStop) and outer.received is None:
+                outer.received = self.received
+
+    def heed(self, situation: str, how_to_resume: str) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self.received is not None:
+            raise Interrupted(f"{situation}; continue with: {how_to_resume}", self.received)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from cdpg.heldout import TUNED, Examination, HeldOut
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
-from cdpg.models.loading import load_model
+from cdpg.models.loading import load_policy_and_base
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
@@ -38,7 +37,7 @@ from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_c
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
-from cdpg.runlog import JsonlFile, RunFolder, costs, read_jsonl, write_folder, write_json, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, costs, last_record, write_folder, write_json, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -83,12 +82,14 @@ class CDPGTrainer:
         measure = measure or TextMeasure()
         _refuse_stopped_beams(measure, stop)
         self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
-        self.contexts = load_contexts(train_dataset)
-        self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset)
+        tell = self.judge.notices.append
+        self.contexts = load_contexts(train_dataset, notify=tell)
+        self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset, notify=tell)
         self.judge.require_columns(self.contexts)
         self.judge.require_columns(self.eval_contexts)
         self.processes = Processes(make_accelerator(self.args))
-        self.policy, self.base = _policy_and_base(model, self.args, self.processes, processing_class, peft_config)
+        device = self.processes.accelerator.device if self.args.device == "auto" else None
+        self.policy, self.base = load_policy_and_base(model, self.args, processing_class, device, peft_config)
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
         held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
         self.objective = make_objective(self.args, self.policy)
@@ -139,28 +140,29 @@ class CDPGTrainer:
             GentleStop() as stop,
             _progress(self.args.epochs, main) as progress,
         ):
-            done = self._begin(resume_from_checkpoint, progress)
+            done = self._begin(resume_from_checkpoint, progress, stop)
+            self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
             self._callbacks.call("on_train_begin")
             self._tell_checks({}, progress)
             nonfinite_epochs = 0
             for number in range(done + 1, self.args.epochs + 1):
-                record = self._epoch(number)
+                record = self._epoch(number, progress.note)
                 progress.update(record)
                 if number == done + 1:
                     left = (len(self.eval_contexts), self._examination.seconds_per_context)
                     progress.note(outlook(self.args, number, record["seconds"], *left, memory.peak()))
                 self._tell_checks(record, progress)
-                if number % self.args.evaluation_interval == 0 or number == self.args.epochs:
-                    self._evaluate_along(number, progress)
-                signalled = bool(self.processes.total(torch.tensor(int(stop.received is not None))))
-                wanted = bool(self.processes.total(torch.tensor(int(self._callbacks.should_stop))))
-                ending = number == self.args.epochs or signalled or wanted
+                if self._evaluation_is_due(number):
+                    self._evaluate_along(number, progress, stop)
+                signalled = self._any(stop.received is not None)
+                ending = number == self.args.epochs or self._any(self._callbacks.should_stop)
                 nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
                 hopeless = nonfinite_epochs == _NONFINITE_LIMIT
-                if ending or hopeless or number % self.args.save_every == 0:
+                if ending or hopeless or signalled or number % self.args.save_every == 0:
                     self._save_checkpoint(number)
-                if hopeless or signalled:
-                    raise self._reason_to_end(number, hopeless, stop)
+                if hopeless:
+                    raise self._hopeless(number)
+                self._heed(stop, f"stopped after epoch {number}, a checkpoint is written")
                 if ending:
                     break
             self._callbacks.call("on_train_end")
@@ -168,13 +170,18 @@ class CDPGTrainer:
                 self.save_model()
                 self._failures.tell_all(self.folder.metrics, progress.note)
             if self.eval_contexts and self.args.evaluate_at_end:
-                found = self.evaluate(lambda text: self._tell(progress, stop, text))
+
+                def tell(text: str) -> None:
+                    self._heed(stop, "stopped before the evaluation was done")
+                    progress.working(text)
+
+                found = self.evaluate(tell)
                 for notice in found.get("notices", ()):
                     progress.note(notice)
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
-        return record or _last_record(self.folder)
+        return record or last_record(self.folder.metrics)
 
     def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The base and the tuned model on all held-out contexts, with intervals; written to ``evaluation.json``.
@@ -217,23 +224,24 @@ class CDPGTrainer:
             self.base.module,
             [name_of(constraint) for constraint in self.judge.constraints],
             self.contexts,
+            self._prompts,
+            self.eval_contexts,
             None if stop is None else type(stop).__name__,
             self.processes.count,
             command,
         )
 
-    def _epoch(self, number: int) -> dict[str, Any]:
+    def _epoch(self, number: int, tell: Callable[[str], None] = unheard) -> dict[str, Any]:
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
-        chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
-        epoch = self._rollout.collect(
-            number,
-            [self.contexts[i] for i in chosen],
-            [self._prompts[i] for i in chosen],
-            self.objective.scores_every_sample,
-            watch,
-        )
-        self._require_checks(epoch)
+        try:
+            epoch = self._collect(number, watch)
+        except Exception:  # nothing has changed yet: what came before need not be lost
+            if number > 1 and self.processes.is_main:
+                with suppress(CDPGError):
+                    self._write_checkpoint(number - 1)
+                    tell(f"a checkpoint of epoch {number - 1} is written")
+            raise
         summary = self._updater.update(epoch)
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
@@ -257,38 +265,56 @@ class CDPGTrainer:
         self._callbacks.epoch_end(record)
         return record
 
-    def _reason_to_end(self, number: int, hopeless: bool, stop: GentleStop) -> CDPGError:
-        """Why a run ends before its last epoch; a checkpoint has been written."""
-        if hopeless:
-            return RunError(
-                f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
-                f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
-            )
-        how = provenance.how_to_resume(self._origin["command"])
-        message = f"stopped after epoch {number}, a checkpoint is written; continue with: {how}"
-        return Interrupted(message, stop.received or signal.SIGTERM)  # another process may have heard it alone
-
-    def _require_checks(self, epoch: Epoch) -> None:
-        """End the run, with a checkpoint of what came before, if the checks of an epoch cannot be relied upon."""
+    def _collect(self, number: int, watch: Stopwatch) -> Epoch:
+        """The samples of an epoch, judged and scored; an error if their checks cannot be relied upon."""
+        chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
+        epoch = self._rollout.collect(
+            number,
+            [self.contexts[i] for i in chosen],
+            [self._prompts[i] for i in chosen],
+            self.objective.scores_every_sample,
+            watch,
+        )
         problem = self._failures.too_many(epoch)
         if problem is not None:
-            if epoch.number > 1:
-                self._save_checkpoint(epoch.number - 1)
             if self.processes.is_main:
                 self._failures.append(epoch)
             raise RunError(problem)
+        return epoch
+
+    def _hopeless(self, number: int) -> RunError:
+        return RunError(
+            f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
+            f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
+        )
+
+    def _any(self, flag: bool) -> bool:
+        """Whether it is so in any process."""
+        return bool(self.processes.total(torch.tensor(int(flag))))
+
+    def _heed(self, stop: GentleStop, situation: str) -> None:
+        """End here, in all processes, if a signal has come to any."""
+        if self._any(stop.received is not None):
+            stop.received = stop.received or signal.SIGTERM
+            stop.heed(situation, provenance.how_to_resume(self._origin["command"]))
 
     def _tell_checks(self, record: Mapping[str, Any], progress: Progress) -> None:
         while self.judge.notices:
             progress.note(self.judge.notices.pop(0))
         self._failures.tell(record, progress.note)
 
-    def _evaluate_along(self, number: int, progress: Progress) -> None:
-        """Measure the policy on some held-out contexts and log it."""
+    def _evaluation_is_due(self, number: int) -> bool:
+        return number % self.args.evaluation_interval == 0 or number == self.args.epochs
+
+    def _evaluate_along(self, number: int, progress: Progress, stop: GentleStop) -> None:
+        """Measure the policy on some held-out contexts and log it; a signal puts it off until the run is resumed."""
         if not self.eval_contexts:
             return
         progress.working(f"evaluating after epoch {number}")
-        record = self._examination.along(number)
+        try:
+            record = self._examination.along(number, lambda text: self._heed(stop, text))
+        except Interrupted:
+            return
         if self.processes.is_main:
             self._logs["evaluations"].append(record)
         means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
@@ -297,19 +323,12 @@ class CDPGTrainer:
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.call("on_evaluate", metrics=means)
 
-    def _tell(self, progress: Progress, stop: GentleStop, text: str) -> None:
-        """Show how far the last evaluation is. It may be cut short: the run itself is whole on the disk by then."""
-        if stop.received is not None:
-            how = provenance.how_to_resume(self._origin["command"])
-            raise Interrupted(f"stopped before the evaluation was done; continue with: {how}", stop.received)
-        progress.working(text)
-
-    def _begin(self, resume: bool | str | Path | None, progress: Progress) -> int:
+    def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
         checkpoint = find_checkpoint(self.folder.checkpoints, resume, progress.note) if resume else None
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
-        self._used = True
+        self._used, done = True, 0 if checkpoint is None else checkpoint.epoch
         if checkpoint is not None:
             for notice in provenance.check_resume(checkpoint.epoch, checkpoint.state, self.args, self._origin):
                 progress.note(notice)
@@ -323,45 +342,38 @@ class CDPGTrainer:
             if checkpoint is not None:
                 # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
                 prune(self.folder.checkpoints, checkpoint.epoch, self.args.keep_checkpoints)
+            if done < self.args.epochs:  # what an earlier end has left is no longer the run's
+                files.discard(self.folder.model)
+                files.discard(self.folder.evaluation)
             for name, file in self._logs.items():
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
-        if checkpoint is None:
-            self._evaluate_along(0, progress)
-        return 0 if checkpoint is None else checkpoint.epoch
+        last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
+        if self._any(last != done) and self._evaluation_is_due(done):
+            self._evaluate_along(done, progress, stop)
+        return done
 
     def _save_checkpoint(self, number: int) -> None:
-        """Write what a resumed run needs; the logs reach the disk first."""
         if self.processes.is_main:
-            for file in self._logs.values():
-                file.sync()
-            state: Mapping[str, Any] = {
-                "config": self.args.to_mapping(),
-                "origin": self._origin,
-                "objective": self.objective.state(),
-                "positions": {name: file.position() for name, file in self._logs.items()},
-            }
-            tensors = self._trainable.tensors()
-            save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
+            self._write_checkpoint(number)
         self._callbacks.call("on_save")
         self.processes.wait()
 
-
-def _policy_and_base(
-    model: str | nn.Module | LanguageModel, config: CDPGConfig, processes: Processes, tokenizer: Any, peft_config: Any
-) -> tuple[LanguageModel, LanguageModel]:
-    """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off."""
-    if isinstance(model, LanguageModel):
-        base = copy.deepcopy(model)
-        base.module.requires_grad_(False)
-        return model, base
-    device = processes.accelerator.device if config.device == "auto" else None
-    with memory.needed_for("loading the model", "use a smaller model, or adapters (peft_config), which need no copy"):
-        policy = load_model(model, config, tokenizer, device, peft_config)
-        return policy, policy if policy.has_adapters else policy.frozen_copy()
+    def _write_checkpoint(self, number: int) -> None:
+        """Write what a resumed run needs; the logs reach the disk first."""
+        for file in self._logs.values():
+            file.sync()
+        state: Mapping[str, Any] = {
+            "config": self.args.to_mapping(),
+            "origin": self._origin,
+            "objective": self.objective.state(),
+            "positions": {name: file.position() for name, file in self._logs.items()},
+        }
+        tensors = self._trainable.tensors()
+        save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
 
 
 def _refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
@@ -385,9 +397,3 @@ def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
 
 def _progress(epochs: int, main: bool) -> Progress:
     return Progress(epochs) if main else Progress(epochs, Console(file=StringIO()))
-
-
-def _last_record(folder: RunFolder) -> dict[str, Any]:
-    """The metrics of the last epoch of a run that had none left."""
-    records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
-    return records[-1] if records else {}

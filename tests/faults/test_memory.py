@@ -12,7 +12,9 @@ from victim import Keeper, log_of
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError
+from cdpg.evaluation.beams import beam_search
 from cdpg.memory import is_out_of_memory, needed_for
+from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 from cdpg.objectives.base import WeightedCredit
 
@@ -80,3 +82,14 @@ def test_a_real_limit(keeper: Keeper, tmp_path: Path) -> None:
     log = log_of(tmp_path / "run").read_text()
     assert "out of memory while sampling: lower rows_per_pass (now 60000)" in log
     assert "Traceback" not in log
+
+
+def test_beams_and_loading_name_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.save(tmp_path / "t5", "t5")
+    loaded = load_model(str(model), CDPGConfig(device="cpu"))
+    monkeypatch.setattr(TransformerModel, "start", raising(MemoryError()))
+    with pytest.raises(RunError, match=r"while searching with beams: lower rows_per_pass \(now 8\)"):
+        beam_search(loaded, [(1, 2)], 5, 4, 8)
+    monkeypatch.setattr("cdpg.models.loading.AutoModelForSeq2SeqLM.from_pretrained", raising(CPU))
+    with pytest.raises(RunError, match="while loading the model: use a smaller model"):
+        load_model(str(model), CDPGConfig(device="cpu"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tiny
 from cdpg import CDPGConfig, CDPGTrainer, provenance
-from cdpg.errors import RunError, UserError
+from cdpg.errors import Interrupted, RunError, UserError
+from cdpg.heldout import Examination
 from cdpg.runlog import read_jsonl
 from enumeration import contexts_of, tabular
 
@@ -25,13 +29,15 @@ def odd(prompts: list[str], completions: list[str], **columns: Any) -> list[bool
     return [len(completion) % 2 == 1 for completion in completions]
 
 
-def make(folder: Path, data: Any = CONTEXTS, model: int = 4, constraint: Any = has_a, **changes: Any) -> CDPGTrainer:
+def make(
+    folder: Path, data: Any = CONTEXTS, model: int = 4, constraint: Any = has_a, held_out: Any = None, **changes: Any
+) -> CDPGTrainer:
     values: dict[str, Any] = {
         "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3, "learning_rate": 0.05,
         "save_every": 2, "device": "cpu", "warmup_epochs": 0,
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
-    return CDPGTrainer(tabular(model), constraint, config, train_dataset=data)
+    return CDPGTrainer(tabular(model), constraint, config, train_dataset=data, eval_dataset=held_out)
 
 
 @pytest.fixture
@@ -102,6 +108,108 @@ def test_nothing_changed_and_nothing_told(run: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     make(run, epochs=6).train(resume_from_checkpoint=True)
     assert "last bits" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"held_out": CONTEXTS[:2]}, "not comparable with those before: there were 3 held-out contexts"),
+        ({"evaluation_samples": 3}, "not comparable with those before: evaluation_samples was"),
+        ({"check_seconds": 20.0}, "may be judged otherwise than before: check_seconds was 10.0 and is 20.0"),
+    ],
+)
+def test_what_lets_lines_mean_different_things_is_told(
+    tmp_path: Path, change: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, held_out=CONTEXTS).train()
+    make(tmp_path, epochs=5, **({"held_out": CONTEXTS} | change)).train(resume_from_checkpoint=True)
+    assert told in capsys.readouterr().err
+
+
+def test_adapters_that_were_asked_for_otherwise_are_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def train(alpha: int, epochs: int, resume: bool) -> None:
+        config = CDPGConfig(
+            output_dir=str(tmp_path), epochs=epochs, contexts_per_epoch=1, num_generations=2, max_completion_length=3,
+            device="cpu", warmup_epochs=0,
+        )  # fmt: skip
+        adapters = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["q_proj"])
+        CDPGTrainer(
+            tiny.make_model("llama"), odd, config, ["two dogs"], processing_class=tiny.tokenizer_for("llama"),
+            peft_config=adapters,
+        ).train(resume_from_checkpoint=resume)  # fmt: skip
+
+    train(4, 1, resume=False)
+    with pytest.raises(UserError, match="the adapters changed"):
+        train(400, 2, resume=True)
+    train(4, 2, resume=True)
+
+
+class Trouble(Exception):
+    pass
+
+
+def trouble_in(trainer: CDPGTrainer, epoch: int) -> CDPGTrainer:
+    """The trainer, which comes to grief while it collects the samples of an epoch."""
+    collect = trainer._collect
+
+    def stub(number: int, *given: Any) -> Any:
+        if number == epoch:
+            raise Trouble
+        return collect(number, *given)
+
+    trainer._collect = stub  # type: ignore[method-assign]
+    return trainer
+
+
+def test_trouble_with_an_epochs_samples_costs_none_of_those_before(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(Trouble):
+        trouble_in(make(tmp_path / "other", save_every=100), 4).train()
+    assert [path.name for path in (tmp_path / "other" / "checkpoints").iterdir()] == ["epoch-000003"]
+    make(tmp_path / "other", save_every=100).train(resume_from_checkpoint=True)
+    ends = [folder / "checkpoints" / "epoch-000004" / "weights.safetensors" for folder in (run, tmp_path / "other")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    assert epochs(tmp_path / "other") == epochs(run)
+
+
+def test_a_run_that_goes_on_has_no_model_until_its_new_end(tmp_path: Path) -> None:
+    make(tmp_path, held_out=CONTEXTS).train()
+    assert (tmp_path / "model").is_dir()
+    assert (tmp_path / "evaluation.json").is_file()
+    with pytest.raises(Trouble):
+        trouble_in(make(tmp_path, held_out=CONTEXTS, epochs=6), 6).train(resume_from_checkpoint=True)
+    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "evaluation.json").exists()
+
+
+def test_a_signal_puts_an_evaluation_off_until_the_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"held_out": CONTEXTS, "evaluate_every": 2, "save_every": 100, "evaluate_at_end": False}
+    make(tmp_path / "whole", **options).train()
+    along = Examination.along
+
+    def signalled(self: Examination, epoch: int, tell: Any) -> Any:
+        if epoch in (0, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return along(self, epoch, tell)
+
+    monkeypatch.setattr(Examination, "along", signalled)
+    with pytest.raises(Interrupted, match="stopped before the first epoch"):
+        make(tmp_path / "cut", **options).train()
+    assert epochs(tmp_path / "cut") == []
+    monkeypatch.setattr(Examination, "along", lambda *given: along(*given) if given[1] == 0 else signalled(*given))
+    with pytest.raises(Interrupted, match="stopped after epoch 2, a checkpoint is written"):
+        make(tmp_path / "cut", **options).train()
+    monkeypatch.undo()
+    make(tmp_path / "cut", **options).train(resume_from_checkpoint=True)
+    lines = [
+        [{**line, "seconds": 0} for line in read_jsonl(tmp_path / name / "evaluations.jsonl")]
+        for name in ("whole", "cut")
+    ]
+    assert [line["epoch"] for line in lines[0]] == [0, 2, 4]
+    assert lines[0] == lines[1]
 
 
 def test_a_checkpoint_of_another_folder_is_refused_with_what_to_do(run: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.checkpoints import CorruptCheckpoint, _manifest_bytes, load_checkpoint
-from cdpg.cli import _status
+from cdpg.cli import _status, app
 from cdpg.config import parse_overrides, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.models.loading import load_model
@@ -82,6 +82,41 @@ def test_a_models_own_code_is_not_run(tmp_path: Path) -> None:
     assert CDPGConfig().trust_remote_code is False
     with pytest.raises(UserError, match="cannot load the model"):
         load_model(str(folder), CDPGConfig(device="cpu"))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("command", ["sample", "evaluate"])
+def test_a_run_from_elsewhere_cannot_allow_its_models_code(tmp_path: Path, command: str) -> None:
+    folder, mark = tiny.save(tmp_path / "run" / "model", "llama"), tmp_path / "exploded"
+    config = (folder / "config.json").read_text()
+    own = '"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "model_type": "nobody-knows"'
+    (folder / "config.json").write_text(config.replace('"model_type": "llama"', own))
+    (folder / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    (tmp_path / "run" / "config.yaml").write_text("task: code-pep8\ntrust_remote_code: true\ndevice: cpu\n")
+    words = [command, str(tmp_path / "run"), *(["--context", "x"] if command == "sample" else ["--base", str(folder)])]
+    assert _status(lambda: app(args=words, standalone_mode=False)) != 0
+    assert not mark.exists()
+
+
+def test_pickled_adapters_of_the_hub_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository as the hub's cache holds it, since there is no hub here."""
+    repository, mark = tmp_path / "hub" / "models--me--adapter", tmp_path / "exploded"
+    snapshot = tiny.save(repository / "snapshots" / ("0" * 40), "llama")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    adapter = '{"peft_type": "LORA", "target_modules": ["q_proj"], "r": 2, "base_model_name_or_path": "me/adapter"}'
+    (snapshot / "adapter_config.json").write_text(adapter)
+    (snapshot / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
+    code = (
+        "from cdpg import CDPGConfig\nfrom cdpg.models.loading import load_model\n"
+        "import torch\ntorch.load = lambda *given, **options: print('READ')\n"
+        "load_model('me/adapter', CDPGConfig(device='cpu'))"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "READ" not in result.stdout
+    assert "UserError: cannot load the model 'me/adapter'" in result.stderr
+    assert "adapter_model.safetensors" in result.stderr
     assert not mark.exists()
 
 
@@ -181,6 +216,20 @@ def test_links_in_a_runs_folder_are_not_written_through(tmp_path: Path, name: st
     with pytest.raises(UserError, match="is a symbolic link, and nothing is written through one"):
         trainer(folder).train(resume_from_checkpoint=resume)
     assert list(outside.iterdir()) == [] if is_folder else outside.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "cdpg", "cdpg/output.txt", "cdpg/job.yaml"])
+def test_links_in_a_comparisons_folder_are_not_written_through(tmp_path: Path, name: str) -> None:
+    outside, link = tmp_path / "outside", tmp_path / "out" / name
+    link.parent.mkdir(parents=True)
+    outside.mkdir() if name == "cdpg" else outside.write_text("precious")
+    link.symlink_to(outside)
+    words = [
+        *("compare", "code-pep8", "--methods", "cdpg", "--jobs", "2", "--epochs", "1"),
+        *("--output-dir", str(tmp_path / "out"), "--set", "evaluation_contexts=1", "--set", "device=cpu"),
+    ]
+    assert _status(lambda: app(args=words, standalone_mode=False)) == 2
+    assert list(outside.iterdir()) == [] if name == "cdpg" else outside.read_text() == "precious"
 
 
 def test_a_link_that_appears_later_is_not_followed_either(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 
 import tiny
 from cdpg.checkpoints import load_checkpoint
+from cdpg.errors import Interrupted
 from cdpg.runlog import read_jsonl
+from cdpg.signals import GentleStop
 
 CHECKS = """
 import time
@@ -121,3 +123,23 @@ def test_runs_side_by_side_end_together_and_are_resumed_together(workplace: Path
     assert resumed.returncode == 0, resumed.stderr
     assert [lines(workplace, run) for run in runs] == [max(done) + 1] * 2
     assert (workplace / "a run's folder" / "comparison.json").is_file()
+
+
+def test_one_within_another_leaves_what_it_heard() -> None:
+    with GentleStop() as outer:
+        with GentleStop() as inner:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert inner.received == outer.received == signal.SIGHUP
+        with pytest.raises(Interrupted, match="here; continue with: so") as error:
+            outer.heed("here", "so")
+    assert error.value.exit_status == 129
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with GentleStop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +23,7 @@ from cdpg.runlog import RunFolder
 from cdpg.tables import models_table
 from cdpg.tasks import TASKS
 
-_WHEN_SAMPLING = (
-    "max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "trust_remote_code"
-)  # fmt: skip
+_WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype")
 """Settings of a run that its samples depend on."""
 
 ModelOrRun = Annotated[
@@ -62,6 +61,7 @@ def evaluate(
     """
     folder = RunFolder(model)
     known = read_yaml(folder.config) if folder.config.is_file() else {}
+    known.pop("trust_remote_code", None)  # a folder may come from anywhere: only the user may say so
     if not known and task is None:
         raise UserError(f"{model!r} is no run's folder: name the task to evaluate on with --task")
     path, _ = model_of(model)
@@ -83,9 +83,10 @@ def evaluate(
     # Only what the run was made for belongs into its folder and on its model's card.
     own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
     target = output or (folder.evaluation if own else Path("evaluation.json"))
-    write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
-    if own:
-        write_card(folder.model, folder)
+    with folder if own else nullcontext():
+        write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
+        if own:
+            write_card(folder.model, folder)
     models = {name: result[name] for name in ("base", "tuned")}
     Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
     show(Console(), [f"figures: {target}"])

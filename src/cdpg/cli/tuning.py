@@ -128,20 +128,11 @@ def compare(
 
     quiet_transformers()
     runs = list(comparison.entrants(job, names, seeds))
-    if not resume:
-        for entrant in runs:
-            entrant.folder.require_fresh()
+    comparison.require_place(job, runs, resume)
     note(console, plan(job, len(inputs.tuning), len(inputs.held_out)) + f"; {len(runs)} runs: {', '.join(names)}")
-    command = shlex.join(sys.argv)
-
-    def tell(text: str) -> None:
-        note(console, text)
-
-    if jobs > 1:
-        comparison.train_side_by_side(runs, jobs, command, resume, tell)
-    else:
-        comparison.train_all(runs, inputs, command, resume, tell)
-    result = comparison.compare(job, inputs, runs, command, tell)
+    result = comparison.carry_out(
+        job, inputs, runs, jobs, resume, shlex.join(sys.argv), lambda text: note(console, text)
+    )
     folder = Path(job.settings.output_dir)
     output = Console()
     output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))

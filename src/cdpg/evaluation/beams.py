@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from cdpg import memory
 from cdpg.models.base import LanguageModel, Prompt
 
 LENGTH_PENALTY = 1.0
@@ -42,7 +43,8 @@ def beam_search(
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     at_once = max(1, rows_per_pass // beams)
     found: dict[int, tuple[int, ...]] = {}
-    with model.sampling(min(len(prompts), at_once) * beams):
+    advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
+    with memory.needed_for("searching with beams", advice), model.sampling(min(len(prompts), at_once) * beams):
         for start in range(0, len(order), at_once):
             part = order[start : start + at_once]
             best = _search(model, [prompts[index] for index in part], max_length, beams)

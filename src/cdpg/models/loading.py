@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils.hub import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
+from cdpg import memory
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError, first_line
+from cdpg.models.base import LanguageModel
 from cdpg.models.causal import CausalModel
 from cdpg.models.seq2seq import Seq2SeqModel
 from cdpg.models.text import Codec
@@ -35,6 +41,28 @@ def locate(name: str) -> str:
     return str(embedded) if is_plain and embedded.is_dir() else name
 
 
+def load_policy_and_base(
+    model: str | nn.Module | LanguageModel,
+    config: CDPGConfig,
+    tokenizer: Any = None,
+    device: torch.device | None = None,
+    peft_config: Any = None,
+) -> tuple[LanguageModel, LanguageModel]:
+    """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off."""
+    if isinstance(model, LanguageModel):
+        base = copy.deepcopy(model)
+        base.module.requires_grad_(False)
+        return model, base
+    policy = load_model(model, config, tokenizer, device, peft_config)
+    with _memory():
+        return policy, policy if policy.has_adapters else policy.frozen_copy()
+
+
+def _memory() -> AbstractContextManager[None]:
+    advice = "use a smaller model, or adapters (peft_config), which need no second copy"
+    return memory.needed_for("loading the model", advice)
+
+
 def load_model(
     model: str | nn.Module,
     config: CDPGConfig,
@@ -48,14 +76,15 @@ def load_model(
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     model = locate(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
-    with torch.random.fork_rng(devices=[]):
+    with _memory(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere
         module = _load_weights(model, config, dtype) if isinstance(model, str) else _cast(model, dtype)
         if peft_config is not None:
             module = _with_adapters(module, peft_config)
+        module = module.to(device)
     if tokenizer is None:
         tokenizer = _load_tokenizer(name, config)
-    return wrap_model(module.to(device), tokenizer, config, own_adapters=peft_config is not None)
+    return wrap_model(module, tokenizer, config, own_adapters=peft_config is not None)
 
 
 def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig, own_adapters: bool = False) -> TransformerModel:
@@ -128,20 +157,25 @@ def check_precision(config: CDPGConfig, device: torch.device) -> None:
 
 def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Module:
     try:
-        _refuse_pickles(Path(name))
+        if Path(name).is_dir():
+            _refuse_pickles(Path(name))
+        elif find_adapter_config_file(name) is not None:
+            cached_file(name, "adapter_model.safetensors")  # or Transformers takes the pickle
         settings = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         kind: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
         module: nn.Module = kind.from_pretrained(
             name, dtype=dtype, trust_remote_code=config.trust_remote_code, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if memory.is_out_of_memory(error):
+            raise
         raise UserError(f"cannot load the model {name!r}: {first_line(error)}{_where_looked(name)}") from error
     return module
 
 
 def _refuse_pickles(folder: Path) -> None:
     """Weights are read from safetensors alone: a pickle may run any code when it is read."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = sorted(path.name for path in folder.iterdir())
     for kind, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
         pickles = [name for name in names if name.startswith(kind) and name.endswith(".bin")]
         if pickles and not any(name.startswith(safe) and name.endswith(".safetensors") for name in names):

@@ -51,6 +51,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 MOST_COLUMNS = 6
 """Columns side by side; a wider table goes on below."""
+_FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 _PLAIN_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -122,17 +123,20 @@ def to_csv(rows: Sequence[Sequence[object]]) -> str:
 
 
 def neutral(cell: object) -> str:
-    """A cell as text; one that a spreadsheet would run as a formula gets an apostrophe in front."""
+    """A cell as text; one that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    So does each part between semicolons, where spreadsheets of many countries begin a new cell.
+    """
     if cell is None:
         return ""
     if isinstance(cell, float):
         return f"{cell:.10g}"
     written = visible(str(cell)).replace("\n", " ").replace("\t", " ")
-    if written.lstrip()[:1] in ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%") and not _PLAIN_NUMBER.fullmatch(
-        written
-    ):
-        return f"'{written}"
-    return written
+    return ";".join(f"'{part}" if _is_formula(part) else part for part in written.split(";"))
+
+
+def _is_formula(text: str) -> bool:
+    return text.lstrip()[:1] in _FORMULA_STARTS and _PLAIN_NUMBER.fullmatch(text) is None
 
 
 def written(value: float, digits: int, signed: bool = False) -> str:

@@ -12,8 +12,8 @@ from cdpg.workers.frames import Channel, as_plain, unpack
 from cdpg.workers.functions import exhaustion_counted
 from cdpg.workers.limits import Memory, die_with_parent, limit_cpu, limit_memory
 
-POSITIONAL = ""
-"""Name of a list that is passed by position: ``function(values)`` and not ``function(name=values)``."""
+POSITIONAL = "\0"
+"""Name, of no column, of a list that is passed by position: ``function(values)`` and not ``function(name=values)``."""
 _LONGEST_TEXT = 1000
 _KINDS = {"memory": MemoryError, "recursion": RecursionError}
 
