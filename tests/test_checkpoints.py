@@ -217,7 +217,7 @@ def test_a_later_format_is_not_guessed_at(pristine: Path, monkeypatch: pytest.Mo
     assert not isinstance(error.value, CorruptCheckpoint)  # or it would be passed over, and removed
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "weights.safetensors"])
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
 def test_what_cannot_be_read_now_is_not_given_up(pristine: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     read = Path.open
 

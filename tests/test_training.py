@@ -23,6 +23,7 @@ from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import TextMeasure
 from cdpg.models.tabular import TabularModel
 from cdpg.runlog import read_jsonl
+from cdpg.signals import GentleStop
 from cdpg.target import log_target
 from enumeration import LETTERS, Universe, contexts_of, tabular
 
@@ -103,7 +104,7 @@ def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, me
         return [0.0 if next(calls) >= 24 else 1.0 for _ in completions]
 
     trainer = tabular_trainer(tmp_path, first_epoch_only, method=method, epochs=2, batch_size=8)
-    trainer._begin(None, _Quiet())
+    trainer._begin(None, _Quiet(), GentleStop())
     first = trainer._epoch(1)
     assert first["steps"] == 3
     before = weights(trainer)
@@ -159,7 +160,7 @@ def test_a_ragged_last_batch_weighs_its_samples_like_the_others(tmp_path: Path) 
         object.__setattr__(trainer._updater, "optimizer", optimizer)
         object.__setattr__(trainer._updater, "config", trainer.args.replace(learning_rate=1e-7))
         (tmp_path / str(batch_size)).mkdir()
-        trainer._begin(None, _Quiet())
+        trainer._begin(None, _Quiet(), GentleStop())
         trainer._epoch(1)
         moved.append((weights(trainer) - start) * batch_size / 24)
     assert torch.allclose(moved[0] / 1e-7, moved[1] / 1e-7, rtol=1e-4, atol=1e-6)
@@ -403,7 +404,7 @@ def test_two_trainers_share_no_state(tmp_path: Path) -> None:
     alone.train()
     first, other = tabular_trainer(tmp_path / "a", method="dpg"), tabular_trainer(tmp_path / "b", method="dpg", seed=9)
     (tmp_path / "a").mkdir()
-    first._begin(None, _Quiet())
+    first._begin(None, _Quiet(), GentleStop())
     first._epoch(1)
     other.train()
     for number in (2, 3, 4):

@@ -17,6 +17,7 @@ from torch import Tensor
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Judge
 from cdpg.contexts import Context
+from cdpg.errors import UserError
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.measures import Measure, Measured
 from cdpg.evaluation.outcome import Outcome
@@ -146,6 +147,15 @@ class HeldOut:
             share = range(block.first_context, block.first_context + len(block.samples.contexts))
             found.append(self.processes.join(scores, share, len(block.b)))
         return torch.cat(found)
+
+
+def refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
+    """Beam search knows no stop rule: its outputs would be other outcomes than those that the models are tuned on."""
+    if stop is not None and measure.beams:
+        raise UserError(
+            f"a stop rule ends samples, not the outputs of beam search, and {type(measure).__name__} measures those of "
+            f"{measure.beams} beams: give a measure with beams = 0, or no stop"
+        )
 
 
 class Examination:

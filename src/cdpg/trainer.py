@@ -24,7 +24,7 @@ from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
 from cdpg.failures import FailureLog
-from cdpg.heldout import TUNED, Examination, HeldOut
+from cdpg.heldout import TUNED, Examination, HeldOut, refuse_stopped_beams
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
@@ -80,7 +80,7 @@ class CDPGTrainer:
         if train_dataset is None:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
         measure = measure or TextMeasure()
-        _refuse_stopped_beams(measure, stop)
+        refuse_stopped_beams(measure, stop)
         self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
         tell = self.judge.notices.append
         self.contexts = load_contexts(train_dataset, notify=tell)
@@ -236,12 +236,15 @@ class CDPGTrainer:
         started, watch = time.perf_counter(), Stopwatch()
         try:
             epoch = self._collect(number, watch)
-        except Exception:  # nothing has changed yet: what came before need not be lost
-            if number > 1 and self.processes.is_main:
-                with suppress(CDPGError):
-                    self._write_checkpoint(number - 1)
-                    tell(f"a checkpoint of epoch {number - 1} is written")
+        except Exception:
+            self._rescue(number - 1, tell)
             raise
+        problem = self._failures.too_many(epoch)
+        if problem is not None:
+            self._rescue(number - 1, tell)
+            if self.processes.is_main:
+                self._failures.append(epoch)
+            raise RunError(problem)
         summary = self._updater.update(epoch)
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
@@ -266,21 +269,22 @@ class CDPGTrainer:
         return record
 
     def _collect(self, number: int, watch: Stopwatch) -> Epoch:
-        """The samples of an epoch, judged and scored; an error if their checks cannot be relied upon."""
+        """The samples of an epoch, judged and scored."""
         chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
-        epoch = self._rollout.collect(
+        return self._rollout.collect(
             number,
             [self.contexts[i] for i in chosen],
             [self._prompts[i] for i in chosen],
             self.objective.scores_every_sample,
             watch,
         )
-        problem = self._failures.too_many(epoch)
-        if problem is not None:
-            if self.processes.is_main:
-                self._failures.append(epoch)
-            raise RunError(problem)
-        return epoch
+
+    def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
+        """Save what was done, when the next epoch came to grief before it changed anything."""
+        if done and self.processes.is_main:
+            with suppress(CDPGError):
+                self._write_checkpoint(done)
+                tell(f"a checkpoint of epoch {done} is written")
 
     def _hopeless(self, number: int) -> RunError:
         return RunError(
@@ -374,15 +378,6 @@ class CDPGTrainer:
         }
         tensors = self._trainable.tensors()
         save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
-
-
-def _refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
-    """Beam search knows no stop rule: its outputs would be other outcomes than those that the models are tuned on."""
-    if stop is not None and measure.beams:
-        raise UserError(
-            f"a stop rule ends samples, not the outputs of beam search, and {type(measure).__name__} measures those of "
-            f"{measure.beams} beams: give a measure with beams = 0, or no stop"
-        )
 
 
 def _model_name(policy: LanguageModel) -> str:
