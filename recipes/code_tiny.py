@@ -271,7 +271,7 @@ def make(
         "minutes": minutes,
         "training_loss": mean_loss(model, learnt[::10], tokenizer.pad_token_id),
         "held_out_loss": mean_loss(model, whole, tokenizer.pad_token_id),
-        **evaluate(folder, evaluation, unseen, recipe.seed),
+        **evaluate(folder, evaluation, unseen, pairs, recipe.seed),
     }
     (work / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     write_card(folder, figures, model.num_parameters())
@@ -284,15 +284,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/code-tiny-base"), help="folder for checkpoints")
     parser.add_argument("--epochs", type=int, default=Recipe.epochs, help="passes over the training functions")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--measure-only", type=int, metavar="N", help="train nothing; sample for N held-out signatures")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    options.work.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(seed=options.seed, epochs=options.epochs)
 
     files = split_files(python_files(standard_library()), recipe.seed)
     pairs = functions(files.base)
     seen = set(pairs)
     unseen = [pair for pair in functions(files.evaluation) if pair not in seen]
+    if options.measure_only is not None:
+        listed = (options.output / "code" / "signatures_evaluation.txt").read_text(encoding="utf-8").splitlines()
+        folder = options.output / "models" / "code-tiny"
+        figures = evaluate(folder, listed[: options.measure_only], unseen, pairs, recipe.seed)
+        logger.info("%s", json.dumps({"training_pairs": len(pairs), **figures}, indent=2))
+        return
+    options.work.mkdir(parents=True, exist_ok=True)
     make(pairs, unseen, recipe, options.output, options.work)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import platform
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, fun
 
 SAMPLES = 4
 """Completions of each signature at evaluation."""
+LONG_BODY = 80
+"""Characters above which a body is hardly met again by chance: shorter ones are often the same in many functions."""
 
 CARD = """\
 ---
@@ -70,6 +73,13 @@ training.
 | outcome of compiling | share of the samples |
 | --- | --- |
 {kinds}
+
+{memorised}
+"""
+MEMORISED = """\
+Learnt by heart: of {samples:,} samples ({each} for each of {signatures:,} held-out signatures), {verbatim:.1%} have a
+body that stands verbatim in a training function, whole or as a part of it; of the {long:,} with a body of more than
+{limit} characters, {long_verbatim:.1%}. The training functions are those of Python {python}.
 """
 
 
@@ -125,7 +135,33 @@ def describe(sources: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def evaluate(folder: Path, signatures: Sequence[str], held_out: Sequence[tuple[str, str]], seed: int) -> dict[str, Any]:
+def memorised(signatures: Sequence[str], sources: Sequence[str], learnt: Sequence[str]) -> dict[str, Any]:
+    """How many sampled bodies stand verbatim in one of the bodies learnt from, whole or as a part of it."""
+    known = "\0".join(learnt)  # one text to search; no body spans two, as none holds a NUL
+    bodies = [
+        source.removeprefix(signature).rstrip("\n") for signature, source in zip(signatures, sources, strict=True)
+    ]
+    found = {body: body in known for body in set(bodies)}
+    long = [body for body in bodies if len(body) > LONG_BODY]
+    return {
+        "python": platform.python_version(),
+        "signatures": len(set(signatures)),
+        "each": SAMPLES,
+        "samples": len(bodies),
+        "verbatim": mean(found[body] for body in bodies),
+        "limit": LONG_BODY,
+        "long": len(long),
+        "long_verbatim": mean(found[body] for body in long),
+    }
+
+
+def evaluate(
+    folder: Path,
+    signatures: Sequence[str],
+    held_out: Sequence[tuple[str, str]],
+    learnt: Sequence[tuple[str, str]],
+    seed: int,
+) -> dict[str, Any]:
     """Samples of the model as it was saved, beside the real functions of the same signatures that fit its limit."""
     model = GPTNeoForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -142,6 +178,7 @@ def evaluate(folder: Path, signatures: Sequence[str], held_out: Sequence[tuple[s
         "sampled": describe(sources) | {"pep8_clean": mean(pep8_clean(contexts, completions))},
         "real": describe([function_source(*pair) for pair in real])
         | {"pep8_clean": mean(pep8_clean(*zip(*real, strict=True)))},
+        "memorised": memorised(contexts, sources, [body for _, body in learnt]),
         "examples": sources[: 12 * SAMPLES : SAMPLES],
     }
 
@@ -164,6 +201,7 @@ def write_card(folder: Path, figures: dict[str, Any], parameters: int) -> None:
     text = CARD.format(
         rows=rows,
         kinds=kinds,
+        memorised=MEMORISED.format(**figures["memorised"]).rstrip(),
         parameters=f"{parameters:,}",
         **figures,
         **recipe,

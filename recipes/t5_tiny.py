@@ -241,12 +241,15 @@ def held_out_losses(
 
 
 def save(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write the model in float16, half the size; loading as float32 is exact from there."""
+    """Write the model in float16, half the size; the configuration has it loaded as float32, which is exact."""
     output.mkdir(parents=True, exist_ok=True)
     half = T5ForConditionalGeneration(model.config)
     half.load_state_dict(model.state_dict())
     half.half().save_pretrained(output)
     tokenizer.save_pretrained(output)
+    path = output / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

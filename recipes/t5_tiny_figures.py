@@ -110,7 +110,7 @@ Everything is composed afresh by the grammars, nothing is taken from elsewhere; 
 sentences hardly anything is seen twice. In {digit_share:.1%} of the sentence pairs ({measure_share:.1%} where a
 price, a time or a score is given) the French numbers are digits. Of the training summaries {brief_share:.0%} name
 little and {wrong_share:.0%} name someone wrong: what is rare in the base is what tuning brings out. Weights are
-stored as float16; load them with `dtype=torch.float32`.
+stored as float16 and loaded as float32 (`"dtype": "float32"` in `config.json`).
 
 ## Figures
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.contexts import Context, ContextStream, fingerprint, load_contexts
+from cdpg.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
 from cdpg.errors import UserError
 
 
@@ -390,6 +390,49 @@ def test_nothing_to_draw_from() -> None:
     for epoch, count in ((-1, 3), (0, 0)):
         with pytest.raises(ValueError, match="epoch must be at least 0"):
             stream(3, 0).draw(epoch, count)
+
+
+# Groups.
+
+
+def test_what_shares_a_group_or_a_prompt_belongs_together() -> None:
+    chat = ({"role": "user", "content": "a"},)
+    contexts = [
+        Context("a", {}, 1),
+        Context("b", {"group": "x"}, 2, "one"),
+        Context("c", {"group": "x"}, 3, "two"),
+        Context("a", {}, 4, "two"),  # joins the first to the third
+        Context(chat, {}, 5),
+        Context(({"content": "a", "role": "user"},), {"k": 1}, 6),
+        Context("one", {}, 7),  # a prompt is no group
+    ]
+    assert groups(contexts) == [0, 1, 0, 0, 2, 2, 3]
+    assert groups([]) == []
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40),
+    count=st.integers(0, 40),
+    data=st.data(),
+)
+def test_a_group_is_never_parted(pairs: list[tuple[int, int]], count: int, data: st.DataObject) -> None:
+    contexts = [Context(f"p{prompt}", {}, 1, f"g{group}" if group else None) for prompt, group in pairs]
+    numbers = groups(contexts)
+    order = data.draw(st.permutations(sorted(set(numbers))))
+    chosen = whole_groups(numbers, order, count)
+    one = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
+    other = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
+    assert not {context.prompt for context in one} & {context.prompt for context in other}
+    assert not ({context.group for context in one} & {context.group for context in other}) - {None}
+    assert other or not contexts or len(one) <= count
+
+
+def test_groups_that_fit_are_taken_in_order() -> None:
+    numbers = [0, 0, 0, 1, 2, 2, 3]
+    assert whole_groups(numbers, [0, 1, 2, 3], 4) == {0, 1}
+    assert whole_groups(numbers, [2, 0, 3, 1], 4) == {2, 3, 1}
+    assert whole_groups([0] * 9 + [1] * 8 + [2], [0, 1, 2], 4) == {1, 2}  # 1 alone would be too few
+    assert whole_groups([0] * 9, [0], 4) == set()
 
 
 # The fingerprint.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,40 @@ def test_compiles(body: str, expected: bool) -> None:
 )
 def test_pep8(body: str, expected: bool) -> None:
     assert clean(body) is expected
+
+
+NOTHINGS = [
+    *"\xa0\x00\u200b\u3000\ufeff\u2028\x85\x1c\ud800²٣$?!.-~*@;:,=)`'\"\\",
+    "..",
+    "$ x",
+    "\xa0x",
+    "($)",
+    "$\n    # why",
+]
+STATEMENTS = [
+    "x", "_", "1", ".5", "...", "-x", "*a, b = c", "@name", "()", "[]", "{}", "(x)", "((1, 2))", "'a'", "''", '"""a"""',
+    "'it\\'s'", "'a\\\n    b'", "é = 1", "変数", "return a b", "x $", "\\\n    x", "$\n    x", "(\n    x)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOTHINGS)
+def test_a_body_that_says_nothing_is_not_clean(text: str) -> None:
+    assert not python_code.has_statement(f"\n    {text}")
+    assert not clean(f"\n    {text}")
+    assert not clean(f" {text}")
+
+
+@pytest.mark.parametrize("text", STATEMENTS)
+def test_a_statement_need_not_compile(text: str) -> None:
+    for body in (f"\n    {text}", f" {text}", f"\r\n\t{text}"):
+        assert python_code.has_statement(body)
+
+
+@pytest.mark.parametrize("line", ["\n(", "\n'a", "\n'\\'", "(", " ", "\n" + "( " * 50, "\n \xa0"])
+def test_looking_for_a_statement_takes_time_that_grows_with_the_length_alone(line: str) -> None:
+    started = time.process_time()
+    assert not python_code.has_statement((line * 100_000)[:100_000])
+    assert time.process_time() - started < 2
 
 
 def test_what_pycodestyle_fails_on_is_not_clean() -> None:

@@ -184,6 +184,17 @@ def test_the_shipped_model_is_small_and_plain() -> None:
     assert (sampling["do_sample"], sampling["top_k"], sampling["top_p"], sampling["temperature"]) == (True, 0, 1, 1)
 
 
+def test_the_recipe_finds_what_was_learnt_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
+    from code_tiny_card import memorised
+
+    long = "\n    return " + "x" * 90
+    learnt = [long + "\n    more", "\n    return 1"]
+    sources = ["def f(x):" + body + "\n" for body in (long, "\n    return 1", "\n    return 2", long + "\n    other")]
+    found = memorised(["def f(x):"] * 4, sources, learnt)
+    assert (found["samples"], found["verbatim"], found["long"], found["long_verbatim"]) == (4, 0.5, 2, 0.5)
+
+
 def test_what_cannot_be_read_does_not_stop_a_source_tree(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text("def f(a):\n    pass\n")
     (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere")

@@ -8,8 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from cdpg.config import CDPGConfig
+from cdpg.models.loading import load_model
 from cdpg.tasks import corpora
 
 FOLDER = Path(__file__).parents[1] / "src" / "cdpg" / "data" / "models" / "t5-tiny"
@@ -30,6 +33,16 @@ def test_it_is_small_and_has_a_card() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 8_000_000
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert "license: apache-2.0" in card and "held out" in card
+
+
+def test_it_is_stored_in_half_precision_and_loaded_in_full() -> None:
+    with safe_open(FOLDER / "model.safetensors", framework="pt") as weights:
+        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"F16"}  # noqa: SIM118
+    assert AutoModelForSeq2SeqLM.from_pretrained(FOLDER, local_files_only=True).dtype == torch.float32
+    for name in ("t5-tiny", "code-tiny"):
+        loaded = load_model(name, CDPGConfig(device="cpu")).module
+        assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    assert "stored as float16 and loaded as float32" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 def test_inputs_end_in_the_end_token_and_digits_stand_alone(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -19,7 +20,7 @@ from cdpg.comparison import Entrant, entrants
 from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
-from cdpg.job import Job, gather, prompting
+from cdpg.job import Inputs, Job, gather, prompting
 from cdpg.provenance import versions
 from cdpg.tasks import TASKS, find_task
 from cdpg.tasks.code import follows_pep8
@@ -100,6 +101,68 @@ def test_a_folder_of_sources_gives_signatures(tmp_path: Path) -> None:
     inputs = job_of("code-compilability", contexts=str(tmp_path)).load(ignore)
     assert [context.prompt for context in inputs.tuning] == ["def f(x):", "def g(self):"]
     assert inputs.held_out == inputs.tuning  # too few to hold any out
+
+
+def write_sources(folder: Path, files: int, functions: int) -> dict[str, str]:
+    """A folder of sources; gives the file of each signature."""
+    owners = {}
+    for file in range(files):
+        names = [f"def f{file}_{function}(x):" for function in range(functions)]
+        text = "".join(f"{name}\n    pass\n\n\n" for name in names)
+        (folder / f"m{file}.py").write_text(text + "def shared(x):\n    pass\n")
+        owners |= dict.fromkeys(names, f"m{file}.py")
+    return {**owners, "def shared(x):": "m0.py"}
+
+
+def test_a_folder_of_sources_is_split_by_file(tmp_path: Path) -> None:
+    owners = write_sources(tmp_path, files=30, functions=5)
+    job = job_of("code-compilability", contexts=str(tmp_path))
+    inputs = job.load(ignore)
+    tuned, held_out = ({owners[str(context.prompt)] for context in part} for part in (inputs.tuning, inputs.held_out))
+    assert len(tuned) + len(held_out) == 30
+    assert not tuned & held_out
+    assert len(inputs.tuning) + len(inputs.held_out) == 151
+    assert 10 <= len(inputs.held_out) <= 15
+    assert all(set(context.columns) == {"signature"} for context in (*inputs.tuning, *inputs.held_out))
+    assert inputs == job.load(ignore)
+    other = dataclasses.replace(job, data_seed=1).load(ignore)
+    assert {owners[str(context.prompt)] for context in other.held_out} != held_out
+
+
+@pytest.mark.parametrize(("files", "expected"), [(1, 61), (2, 60), (3, 60)])
+def test_large_files_are_held_out_whole_or_not_at_all(tmp_path: Path, files: int, expected: int) -> None:
+    write_sources(tmp_path, files, functions=60)
+    told: list[str] = []
+    inputs = job_of("code-compilability", contexts=str(tmp_path)).load(told.append)
+    assert len(inputs.held_out) == expected
+    assert (inputs.tuning == inputs.held_out) == (files == 1)
+    assert any("of one file or have one prompt" in text for text in told) == (files == 1)
+
+
+def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_told(tmp_path: Path) -> None:
+    file, other = tmp_path / "sentences.csv", tmp_path / "other.csv"
+    rows = [f"two dogs {number % 40},chiens {number}" for number in range(120)]
+    file.write_text("\n".join(["source,reference", *rows]))
+    told: list[str] = []
+    inputs = job_of("translation-numbers", contexts=str(file)).load(told.append)
+    assert (len(inputs.tuning), len(inputs.held_out)) == (108, 12)
+    assert not {context.prompt for context in inputs.tuning} & {context.prompt for context in inputs.held_out}
+    other.write_text("source\ntwo dogs 7\ntwo dogs 70\n")
+    job_of("translation-numbers", contexts=str(file), eval_contexts=str(other)).load(told.append)
+    assert sum("1 of 2 contexts to evaluate on have a prompt that is tuned on" in text for text in told) == 1
+    plain = {"model": "m", "constraint": "test_tasks:short", "prompt_column": "source", "prompt_prefix": "Q: "}
+    told.clear()
+    Job.from_mapping({**plain, "contexts": str(file), "eval_contexts": str(file)}).load(told.append)
+    assert any("120 of 120 contexts to evaluate on" in text for text in told)
+
+
+def test_sentences_without_a_numeral_are_told_and_stay(tmp_path: Path) -> None:
+    file = tmp_path / "sentences.txt"
+    file.write_text("two dogs\nmany cats\ntwenty-one mice\n")
+    told: list[str] = []
+    inputs = job_of("translation-numbers", contexts=str(file)).load(told.append)
+    assert len(inputs.tuning) == 3
+    assert any(text.startswith(f"2 of 3 sentences in {str(file)!r} have no numeral") for text in told)
 
 
 def test_a_line_that_is_no_signature_is_named(tmp_path: Path) -> None:
@@ -188,6 +251,65 @@ def test_a_source_with_two_references_is_not_both_tuned_on_and_held_out(
     assert not tuned & held_out
 
 
+def test_functions_of_one_repository_are_on_one_side(hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = [
+        {"func_code_string": f"def f{i}(x):\n    return x\n", "repository_name": f"owner/{i % 10}"} for i in range(200)
+    ]
+    monkeypatch.setitem(HUB, "code-search-net/code_search_net", functions)
+    inputs = job_of("code-compilability", preset="paper").load(ignore)
+    assert len(inputs.tuning) == len(inputs.held_out) == 100
+    tuned, held_out = ({context.group for context in part} for part in (inputs.tuning, inputs.held_out))
+    assert not tuned & held_out
+    assert tuned | held_out == {f"owner/{i}" for i in range(10)}
+    assert all(set(context.columns) == {"signature"} for context in inputs.tuning)
+
+
+def test_signatures_that_break_pep8_are_made_up_for(hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = [{"func_code_string": f"def f{i}({'x' if i % 3 else ' x'}):\n    return x\n"} for i in range(90)]
+    monkeypatch.setitem(HUB, "code-search-net/code_search_net", functions)
+    monkeypatch.setattr("cdpg.tasks.code._PAPER_CONTEXTS", 20)
+    told: list[str] = []
+    inputs = job_of("code-pep8", preset="paper").load(told.append)
+    assert len(inputs.tuning) == len(inputs.held_out) == 20
+    assert all(follows_pep8([context.columns for context in (*inputs.tuning, *inputs.held_out)]))
+    (text,) = told
+    left_out, drawn = re.findall(r"\d+", text)[:2]
+    assert int(drawn) - int(left_out) == 40
+    assert "cannot be satisfied" in text
+
+
+def test_an_evaluation_reads_no_more_than_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # whoever asks for the hub is refused
+    file = tmp_path / "sentences.txt"
+    file.write_text("two dogs\nthree cats\n")
+
+    def look(job: Job, inputs: Inputs, *rest: Any) -> None:
+        raise UserError(f"{len(inputs.held_out)} contexts")
+
+    monkeypatch.setattr("cdpg.comparison.evaluate_model", look)
+    options = ["evaluate", "t5-tiny", "--task", "translation-numbers", "--preset", "paper"]
+    assert str(CliRunner().invoke(app, [*options, "--contexts", str(file)]).exception) == "2 contexts"
+    assert "not installed" in str(CliRunner().invoke(app, options).exception)
+    missing = job_of("translation-numbers", contexts="no such file.csv", eval_contexts=str(file))
+    assert len(missing.load(ignore, to_tune=False).held_out) == 2
+
+
+def test_a_data_set_with_a_script_is_read_as_the_hub_converted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def load_dataset(path: str, name: str, split: str, revision: str | None = None) -> list[dict[str, Any]]:
+        asked.append(revision)
+        if revision is None:
+            raise RuntimeError("Dataset scripts are no longer supported, but found code_search_net.py")
+        return HUB[path]
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    assert len(job_of("code-compilability", preset="paper").load(ignore).tuning) == 15
+    assert asked == [None, "refs/convert/parquet"]
+
+
 def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("datasets")
 
@@ -196,7 +318,7 @@ def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest
 
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
-    with pytest.raises(UserError, match=r"cannot load the data set .*: no route to host; give a file"):
+    with pytest.raises(UserError, match=r"cannot load the data set .*: no route to host; .* give a file"):
         job_of(NAMES[0], preset="paper").load(ignore)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="not installed"):

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -38,6 +39,9 @@ class Context:
     row: int
     """Where it stands in its source, from 1: the row below the header of a CSV file, the line of other files, the item
     of a list."""
+    group: str | None = None
+    """What it must not be parted from when some contexts are held out: its source file, its repository. Constraints do
+    not see it."""
 
 
 def load_contexts(
@@ -84,6 +88,52 @@ def fingerprint(contexts: Iterable[Context]) -> str:
         digest.update(_canonical_line(context))
         digest.update(b"\n")
     return digest.hexdigest()
+
+
+def groups(contexts: Sequence[Context]) -> list[int]:
+    """The number of each context's group, from 0 in the order of appearance.
+
+    Contexts belong together if they name the same group or have the same prompt, and so do those in between.
+    """
+    parents = list(range(len(contexts)))
+    first: dict[tuple[str, str], int] = {}
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
+
+    for index, context in enumerate(contexts):
+        keys = [("prompt", prompt_key(context)), *([] if context.group is None else [("group", context.group)])]
+        for key in keys:
+            one, other = sorted((root(first.setdefault(key, index)), root(index)))
+            parents[other] = one
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(root(index), len(numbers)) for index in range(len(contexts))]
+
+
+def whole_groups(numbers: Sequence[int], order: Iterable[int], count: int) -> set[int]:
+    """Groups with about ``count`` members in all: in the order given, those that still fit.
+
+    If that makes less than half of ``count``, the smallest of the others is added, unless it is the last one left.
+    """
+    sizes, room = Counter(numbers), count
+    chosen: set[int] = set()
+    others: list[int] = []
+    for number in order:
+        if sizes[number] <= room:
+            chosen.add(number)
+            room -= sizes[number]
+        else:
+            others.append(number)
+    if 2 * room > count and len(others) > 1:
+        chosen.add(min(others, key=lambda number: sizes[number]))
+    return chosen
+
+
+def prompt_key(context: Context) -> str:
+    """A text that equal prompts have in common, and no others."""
+    return json.dumps(_canonical(context.prompt))
 
 
 class ContextStream:

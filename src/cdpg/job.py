@@ -6,17 +6,17 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml, unknown_setting
-from cdpg.contexts import DEFAULT_COLUMN, Context, load_contexts
+from cdpg.contexts import DEFAULT_COLUMN, Context, groups, load_contexts, prompt_key, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.rows import Notify
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
-from cdpg.tasks.base import Task
+from cdpg.tasks.base import Draw, Task, satisfiable
 from cdpg.uniforms import UniformStream
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
@@ -102,55 +102,66 @@ class Job:
             data_seed=_seed(values.get("data_seed", 0)),
         )
 
-    def load(self, notify: Notify) -> Inputs:
-        """Read contexts and import constraints; ``notify`` is told what is odd but allowed."""
+    def load(self, notify: Notify, *, to_tune: bool = True) -> Inputs:
+        """Read contexts and import constraints; ``notify`` is told what is odd but allowed.
+
+        Not ``to_tune``: what is only tuned on is left unread, and the held-out contexts stand in its place.
+        """
         constraints = [load_constraint(name) for name in self.constraint]
-        if self.task is None:
-            tuning, held_out = self._plain_contexts(notify)
+        task = None if self.task is None else find_task(self.task)
+        tuning, held_out = self._contexts(task, notify, to_tune)
+        if task is None:
             return Inputs(tuning, held_out, constraints, TextMeasure(), None)
-        task = find_task(self.task)
-        tuning, held_out = self._task_contexts(task, notify)
         return Inputs(tuning, held_out, constraints, task.measure, task.stop)
 
-    def _plain_contexts(self, notify: Notify) -> tuple[list[Context], list[Context]]:
-        def read(path: str) -> list[Context]:
-            found = load_contexts(path, prompt_column=self.prompt_column or DEFAULT_COLUMN, notify=notify)
-            prefix = self.prompt_prefix or ""
-            return [_prefixed(context, prefix) for context in found] if prefix else found
+    def _contexts(self, task: Task | None, notify: Notify, to_tune: bool) -> tuple[list[Context], list[Context]]:
+        """Those to tune on and those held out."""
+        held_out = self._read(self.eval_contexts, task, notify) if self.eval_contexts else None
+        if held_out is not None and not to_tune:
+            return held_out, held_out
+        if self.contexts is not None:
+            tuning = self._read(self.contexts, task, notify)
+            if held_out is None:
+                return self._split(tuning, notify)
+        else:
+            assert task is not None
+            draw = Draw(self.data_seed, notify, task.usable)
+            rows = find_preset(task, self.preset).rows(draw)
+            tuning, own = (task.contexts(part, self.prompt_prefix or "") for part in rows)
+            if held_out is None:
+                return tuning, own
+        _tell_shared(tuning, held_out, notify)
+        return tuning, held_out
 
-        assert self.contexts is not None
-        tuning = read(self.contexts)
-        return (tuning, read(self.eval_contexts)) if self.eval_contexts else self._split(tuning, notify)
-
-    def _task_contexts(self, task: Task, notify: Notify) -> tuple[list[Context], list[Context]]:
-        preset = find_preset(task, self.preset)
+    def _read(self, path: str, task: Task | None, notify: Notify) -> list[Context]:
+        """The contexts of a user's file or folder."""
         prefix = self.prompt_prefix or ""
-        column = self.prompt_column or task.column
-
-        def read(path: str) -> list[Context]:
-            rows = task.read(path, column, notify)
-            found = task.contexts(rows, prefix)
-            if len(found) < len(rows):
-                notify(f"{len(rows) - len(found):,} of {len(rows):,} contexts cannot be satisfied and are left out")
-            return load_contexts(found)
-
-        if self.contexts is None:
-            tuning, held_out = (task.contexts(rows, prefix) for rows in preset.rows(self.data_seed))
-            return tuning, read(self.eval_contexts) if self.eval_contexts else held_out
-        tuning = read(self.contexts)
-        return (tuning, read(self.eval_contexts)) if self.eval_contexts else self._split(tuning, notify)
+        if task is None:
+            found = load_contexts(path, prompt_column=self.prompt_column or DEFAULT_COLUMN, notify=notify)
+            return [_prefixed(context, prefix) for context in found] if prefix else found
+        rows = task.read(path, self.prompt_column or task.column, notify)
+        usable = satisfiable(rows, Draw(self.data_seed, notify, task.usable))
+        return load_contexts(task.contexts(usable, prefix))
 
     def _split(self, contexts: list[Context], notify: Notify) -> tuple[list[Context], list[Context]]:
-        """A seeded tenth of the contexts is held out, unless they are few."""
+        """A seeded tenth of the contexts is held out, unless they are few; no group is on both sides."""
+        same = "none are held out, and the evaluation uses the same ones"
         if len(contexts) < _FEW:
-            notify(f"only {len(contexts)} contexts: none are held out, and the evaluation uses the same ones")
+            notify(f"only {len(contexts)} contexts: {same}")
             return contexts, contexts
-        count = min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE))
-        order = UniformStream(self.data_seed, "held-out", 0).permutation(len(contexts))
-        chosen = set(order[:count].tolist())
-        notify(f"{count:,} of {len(contexts):,} contexts are held out for evaluation; --eval-contexts names others")
-        tuning = [context for index, context in enumerate(contexts) if index not in chosen]
-        return tuning, [contexts[index] for index in sorted(chosen)]
+        numbers = groups(contexts)
+        order = UniformStream(self.data_seed, "held-out", 0).permutation(max(numbers) + 1).tolist()
+        chosen = whole_groups(numbers, order, min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE)))
+        if not chosen:
+            notify(f"all contexts are of one file or have one prompt: {same}; --eval-contexts names others")
+            return contexts, contexts
+        tuning = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
+        held_out = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
+        held_out = held_out[:_MOST_HELD_OUT]  # of a single large file
+        notify(
+            f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation; --eval-contexts names others"
+        )
+        return tuning, held_out
 
 
 def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
@@ -177,6 +188,16 @@ def _seed(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UserError(f"data_seed takes a whole number of at least 0, not {value!r}")
     return value
+
+
+def _tell_shared(tuning: Sequence[Context], held_out: Sequence[Context], notify: Notify) -> None:
+    tuned_on = set(map(prompt_key, tuning))
+    shared = sum(prompt_key(context) in tuned_on for context in held_out)
+    if shared:
+        notify(
+            f"{shared:,} of {len(held_out):,} contexts to evaluate on have a prompt that is tuned on, too: the "
+            f"evaluation is not of unseen contexts alone"
+        )
 
 
 def _prefixed(context: Context, prefix: str) -> Context:

@@ -73,7 +73,7 @@ def evaluate(
     values = without_task(known) if other_task else known
     job = Job.from_mapping({**values, **gather(None, given, settings or [])})
     console = Console(stderr=True)
-    inputs = job.load(lambda text: note(console, text))
+    inputs = job.load(lambda text: note(console, text), to_tune=False)
     from cdpg.card import write_card
     from cdpg.comparison import evaluate_model
     from cdpg.runlog import costs, write_json

@@ -4,7 +4,8 @@ What is judged is [c, x], the signature with its completion, cut at the function
 The same text gets the same verdict whatever the thread, the call depth, the warnings filter or the user's
 configuration, and nothing is printed. Edge cases:
 
-* A body without a statement (empty, blank, comments alone) satisfies neither constraint; a docstring is a statement.
+* A body without a statement (empty, blank, comments or odd characters alone) satisfies neither constraint; a docstring
+  is a statement.
 * A function cut at the length limit is judged as it stands; *incomplete* (codeop returned None) does not compile.
 * Tabs indent as Python has it; PEP8 forbids them (W191, E101).
 * NUL characters, lone surrogates, and text that exhausts the parser (MemoryError, RecursionError) do not compile.
@@ -22,6 +23,7 @@ import keyword
 import os
 import re
 import threading
+import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -40,7 +42,15 @@ MAX_CHARACTERS = 100_000
 _BLANK = " \t\f\r\n"
 # Python ends a line at \n, \r or \r\n, and starts the indentation anew after a form feed.
 _UNINDENTED_LINE = re.compile(r"[\r\n](?:[ \t\f]*\f)?(?=[^ \t\f\r\n])")
-_STATEMENT_LINE = re.compile(r"(?:^|[\r\n])[ \t\f]*[^ \t\f\r\n#]")
+# How a statement begins: opening brackets, unary operators, @ or *, and then a name, a number, a string, an ellipsis or
+# an empty pair of brackets. What follows is not looked at. Whether a letter beyond ASCII begins a name is asked later.
+_STATEMENT_START = re.compile(
+    r"""(?:^|[\r\n])[-+~*@(\[{ \t\f]*
+    (?:[A-Za-z_] | \.?[0-9] | \.\.\. | \([ \t\f]*\) | \[[ \t\f]*\] | \{[ \t\f]*\}
+    | '(?:[^'\\\r\n]|\\[\s\S])*' | "(?:[^"\\\r\n]|\\[\s\S])*" | (?P<letter>[^\x00-\x7f]))""",
+    re.VERBOSE,
+)
+_BEGIN_A_NAME = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl"})
 _GUARD = threading.Lock()  # the warnings filter is one for all threads
 
 
@@ -111,8 +121,13 @@ def pep8_clean(
 
 
 def has_statement(body: str) -> bool:
-    """Whether anything but blanks and comments follows the signature."""
-    return _STATEMENT_LINE.search(body) is not None
+    """Whether a line below the signature, or what follows on its own line, begins as a statement of Python does.
+
+    It need not compile; but blanks, comments and characters that begin no statement (``$``, a no-break space) are none.
+    Letters beyond ASCII are those of Unicode 3.2, which every Python carries: the verdict is the same on all of them.
+    """
+    begun = (match["letter"] for match in _STATEMENT_START.finditer(body))
+    return any(letter is None or unicodedata.ucd_3_2_0.category(letter) in _BEGIN_A_NAME for letter in begun)
 
 
 def compile_outcome(source: str) -> str:

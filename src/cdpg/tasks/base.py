@@ -18,12 +18,27 @@ Row = Mapping[str, Any]
 """The columns of a context before it has a prompt."""
 
 
-class FileRow(dict[str, Any]):
-    """A row that knows its place in the user's file, where blank lines and what was left out count too."""
+class OriginRow(dict[str, Any]):
+    """A row that knows where it comes from, beside its columns.
 
-    def __init__(self, columns: Mapping[str, Any], number: int) -> None:
+    ``number`` is its place in the user's file, where blank lines and what was left out count too; ``group`` names what
+    it must not be parted from when some rows are held out, such as its source file.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], number: int | None = None, group: str | None = None) -> None:
         super().__init__(columns)
-        self.number = number
+        self.number, self.group = number, group
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a preset's rows are drawn."""
+
+    seed: int
+    notify: Notify
+    """Is told what was left out."""
+    usable: Callable[[Sequence[Row]], list[bool]]
+    """As the task has it."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +47,8 @@ class Preset:
 
     model: str
     """An embedded model, a hub id or a folder."""
-    rows: Callable[[int], tuple[list[Row], list[Row]]]
-    """Rows to tune on and rows held out, from a seed."""
+    rows: Callable[[Draw], tuple[list[Row], list[Row]]]
+    """Rows to tune on and rows held out; the constraint can be satisfied for all of them."""
     settings: Mapping[str, Any]
     """Settings of ``CDPGConfig`` that differ from its defaults."""
     prefix: str = ""
@@ -61,8 +76,17 @@ class Task:
 
     def contexts(self, rows: Sequence[Row], prefix: str) -> list[Context]:
         """Rows as contexts, the prefix and the task's column being the prompt."""
-        return [
-            Context(prefix + str(row[self.column]), dict(row), row.number if isinstance(row, FileRow) else place)
-            for place, (row, usable) in enumerate(zip(rows, self.usable(rows), strict=True), start=1)
-            if usable
-        ]
+        found = []
+        for place, row in enumerate(rows, start=1):
+            origin = row if isinstance(row, OriginRow) else OriginRow({})
+            prompt = prefix + str(row[self.column])
+            found.append(Context(prompt, dict(row), origin.number or place, origin.group))
+        return found
+
+
+def satisfiable(rows: Sequence[Row], draw: Draw) -> list[Row]:
+    """The rows that can be used; the others are told of and left out."""
+    found = [row for row, usable in zip(rows, draw.usable(rows), strict=True) if usable]
+    if len(found) < len(rows):
+        draw.notify(f"{len(rows) - len(found):,} of {len(rows):,} contexts cannot be satisfied and are left out")
+    return found

@@ -13,7 +13,7 @@ from cdpg.contexts import load_contexts
 from cdpg.errors import UserError
 from cdpg.evaluation.code import CodeMeasure
 from cdpg.rows import Notify
-from cdpg.tasks.base import FileRow, Preset, Row, Task
+from cdpg.tasks.base import Draw, OriginRow, Preset, Row, Task, satisfiable
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.signatures import definitions, python_files, signatures_in
 
@@ -22,27 +22,34 @@ _PAPER_CONTEXTS = 5000
 _TINY_HELD_OUT = 200
 
 
-def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
+def embedded_rows(draw: Draw) -> tuple[list[Row], list[Row]]:
     """Signatures of the standard library; those held out come from other files."""
-    tuning, held_out = (_listed(name) for name in ("tuning", "evaluation"))
+    tuning, held_out = (satisfiable(_listed(name), draw) for name in ("tuning", "evaluation"))
     return tuning, held_out[:_TINY_HELD_OUT]
 
 
-def hub_signatures(seed: int) -> tuple[list[Row], list[Row]]:
-    """Signatures of functions on GitHub."""
-    return halves(hub_rows(*_HUB, _row_of_function, "signature", seed, 2 * _PAPER_CONTEXTS))
+def hub_signatures(draw: Draw) -> tuple[list[Row], list[Row]]:
+    """Signatures of functions on GitHub; those held out come from other repositories."""
+    return halves(hub_rows(*_HUB, _row_of_function, "signature", draw, 2 * _PAPER_CONTEXTS), "signature")
 
 
 def read_signatures(path: str, column: str, notify: Notify) -> list[Row]:
-    """Signatures of a folder of Python sources, or of a file with one in each row."""
+    """Signatures of a folder of Python sources, grouped by file, or of a file with one in each row.
+
+    One that stands in several files of a folder is a row of the first of them.
+    """
     if Path(path).is_dir():
-        found = dict.fromkeys(signatures_in(python_files(path)))
+        found: dict[str, Row] = {}
+        for file in python_files(path):
+            group = file.relative_to(path).as_posix()
+            for signature in signatures_in([file]):
+                found.setdefault(signature, OriginRow({"signature": signature}, group=group))
         if not found:
             raise UserError(f"no function with a one-line signature was found in {path!r}: give a folder with some")
-        return [{"signature": signature} for signature in found]
+        return list(found.values())
     contexts = load_contexts(path, prompt_column=column, notify=notify)
     return [
-        FileRow({**context.columns, "signature": _checked(context.prompt, context.row, path)}, context.row)
+        OriginRow({**context.columns, "signature": _checked(context.prompt, context.row, path)}, context.row)
         for context in contexts
     ]
 
@@ -59,7 +66,7 @@ def _listed(name: str) -> list[Row]:
 
 def _row_of_function(row: Mapping[str, Any]) -> Row | None:
     found = definitions(str(row["func_code_string"]))
-    return {"signature": found[0].signature} if found else None
+    return OriginRow({"signature": found[0].signature}, group=row.get("repository_name")) if found else None
 
 
 def _checked(signature: Any, row: int, path: str) -> str:

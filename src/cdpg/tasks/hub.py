@@ -2,40 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from cdpg.contexts import Context, groups, whole_groups
 from cdpg.errors import UserError, first_line
-from cdpg.tasks.base import Row
+from cdpg.tasks.base import Draw, OriginRow, Row
+
+_CHUNK = 256
+"""Rows that are looked at together."""
+_CONVERTED = "refs/convert/parquet"
+"""Where the hub keeps the plain files that it made of a data set with a loading script."""
 
 
 def hub_rows(
-    path: str, name: str, split: str, row: Callable[[Mapping[str, Any]], Row | None], column: str, seed: int, count: int
+    path: str,
+    name: str,
+    split: str,
+    row: Callable[[Mapping[str, Any]], Row | None],
+    column: str,
+    draw: Draw,
+    count: int,
 ) -> list[Row]:
-    """The first ``count`` rows that ``row`` accepts, in a seeded order of the data set.
+    """The first ``count`` rows that ``row`` accepts and the task can use, in a seeded order of the data set.
 
     Each text of ``column`` comes once: it must not be tuned on with one reference and held out with another.
     """
     data = _load(path, name, split)
-    found: dict[str, Row] = {}
-    for index in np.random.Generator(np.random.PCG64(seed)).permutation(len(data)):
-        made = row(data[int(index)])
-        if made is not None:
-            found.setdefault(str(made[column]), made)
+    order = np.random.Generator(np.random.PCG64(draw.seed)).permutation(len(data))
+    found: list[Row] = []
+    seen: set[str] = set()
+    for start in range(0, len(order), _CHUNK):
+        fresh: dict[str, Row] = {}
+        for index in order[start : start + _CHUNK]:
+            made = row(data[int(index)])
+            if made is not None and str(made[column]) not in seen:
+                fresh.setdefault(str(made[column]), made)
+        for text, usable in zip(fresh, draw.usable(list(fresh.values())), strict=True):
+            if len(found) < count:
+                seen.add(text)
+                found += [fresh[text]] if usable else []
         if len(found) == count:
             break
-    return list(found.values())
+    if len(found) < len(seen):
+        draw.notify(
+            f"{len(seen) - len(found):,} of {len(seen):,} contexts drawn from {path} cannot be satisfied and are left "
+            f"out; {len(found):,} remain"
+        )
+    return found
 
 
-def halves(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-    """The first half to tune on, the second held out."""
-    every = list(rows)
-    return every[: len(every) // 2], every[len(every) // 2 :]
+def halves(rows: Sequence[Row], column: str) -> tuple[list[Row], list[Row]]:
+    """One half to tune on, the other held out; no group is on both sides. ``column`` holds the text of a row."""
+    origins = [row if isinstance(row, OriginRow) else OriginRow(row) for row in rows]
+    numbers = groups([Context(str(row[column]), {}, 1, row.group) for row in origins])
+    chosen = whole_groups(numbers, dict.fromkeys(numbers), len(rows) // 2)
+    tuning = [row for row, number in zip(rows, numbers, strict=True) if number in chosen]
+    return tuning, [row for row, number in zip(rows, numbers, strict=True) if number not in chosen]
 
 
 def _load(path: str, name: str, split: str) -> Any:
+    """A data set of the hub, as it stands there or, if a script would have to be run, as the hub converted it."""
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -44,9 +73,15 @@ def _load(path: str, name: str, split: str) -> Any:
             "pip install 'cdpg[datasets]', or give a file of your own with --contexts"
         ) from error
     try:
-        return load_dataset(path, name, split=split)
+        try:
+            return load_dataset(path, name, split=split)
+        except RuntimeError as error:
+            if "script" not in str(error):  # datasets 4 and later refuse those
+                raise
+            return load_dataset(path, name, split=split, revision=_CONVERTED)
     except Exception as error:  # whatever the network, the hub or the cache has to say
         raise UserError(
-            f"cannot load the data set {path} ({name}) from the hub: {first_line(error)}; "
-            "give a file of your own with --contexts, or use --preset tiny, which needs no network"
+            f"cannot load the data set {path} ({name}, {split}) from the hub: {first_line(error)}; try "
+            f"load_dataset({path!r}, {name!r}, split={split!r}) in Python, give a file of your own with --contexts, or "
+            "use --preset tiny, which needs no network"
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 from cdpg.constraints.entities import PROMPT_PREFIX
 from cdpg.evaluation.summaries import SummaryMeasure
-from cdpg.tasks.base import Preset, Row, Task
+from cdpg.tasks.base import Draw, Preset, Row, Task
 from cdpg.tasks.corpora import news_pairs
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import read_pairs
@@ -16,14 +16,14 @@ _HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
 _PAPER_CONTEXTS = 5000
 
 
-def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
+def embedded_rows(draw: Draw) -> tuple[list[Row], list[Row]]:
     """Articles of the seeded grammar."""
     return _rows("tune", 1500), _rows("held-out", 200)
 
 
-def hub_articles(seed: int) -> tuple[list[Row], list[Row]]:
+def hub_articles(draw: Draw) -> tuple[list[Row], list[Row]]:
     """Articles of CNN and the Daily Mail."""
-    return halves(hub_rows(*_HUB, _row_of_article, "source", seed, 2 * _PAPER_CONTEXTS))
+    return halves(hub_rows(*_HUB, _row_of_article, "source", draw, 2 * _PAPER_CONTEXTS), "source")
 
 
 def _rows(split: str, count: int) -> list[Row]:

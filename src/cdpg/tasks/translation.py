@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdpg.constraints.numerals import numerals_of
+from cdpg.constraints.texts import as_text
 from cdpg.evaluation.translation import TranslationMeasure
-from cdpg.tasks.base import Preset, Row, Task
+from cdpg.rows import Notify
+from cdpg.tasks.base import Draw, Preset, Row, Task
 from cdpg.tasks.corpora import translation_pairs
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import read_pairs
@@ -17,14 +19,26 @@ _HUB = ("Helsinki-NLP/europarl", "en-fr", "train")
 _PAPER_CONTEXTS = 5000
 
 
-def embedded_rows(seed: int) -> tuple[list[Row], list[Row]]:
+def embedded_rows(draw: Draw) -> tuple[list[Row], list[Row]]:
     """Sentences of the seeded grammar."""
     return _rows("tune", 3000), _rows("held-out", 300)
 
 
-def hub_sentences(seed: int) -> tuple[list[Row], list[Row]]:
+def hub_sentences(draw: Draw) -> tuple[list[Row], list[Row]]:
     """Sentences of Europarl with a numeral in them."""
-    return halves(hub_rows(*_HUB, _row_of_pair, "source", seed, 2 * _PAPER_CONTEXTS))
+    return halves(hub_rows(*_HUB, _row_of_pair, "source", draw, 2 * _PAPER_CONTEXTS), "source")
+
+
+def read_sentences(path: str, column: str, notify: Notify) -> list[Row]:
+    """Sentences of the user's; those without a numeral are told of, and stay."""
+    rows = read_pairs(path, column, notify)
+    idle = sum(not numerals_of(as_text(row["source"])) for row in rows)
+    if idle:
+        notify(
+            f"{idle:,} of {len(rows):,} sentences in {path!r} have no numeral from one to nine: every translation "
+            f"satisfies them, and they teach nothing"
+        )
+    return rows
 
 
 def _rows(split: str, count: int) -> list[Row]:
@@ -42,7 +56,7 @@ NUMBERS = Task(
     constraint="cdpg.constraints:numerals_as_digits",
     measure=TranslationMeasure(),
     column="source",
-    read=read_pairs,
+    read=read_sentences,
     presets={
         "tiny": Preset(
             "t5-tiny",
