@@ -16,6 +16,7 @@ from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.code import CodeMeasure
 from cdpg.evaluation.divergence import kl_target_policy_pooled
+from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import (
     context_means,
     deviation_statistic,
@@ -268,6 +269,31 @@ def test_the_run_was_evaluated_along_its_way(run: Path) -> None:
     assert records[0]["metrics"]["kl_policy_base"]["mean"] == 0.0
     assert records[-1]["metrics"]["satisfaction"]["mean"] > records[0]["metrics"]["satisfaction"]["mean"]
     assert {record["contexts"] for record in records} == {2}
+
+
+class LettersB:
+    beams = 0
+
+    def __call__(self, contexts: Any, outputs: Any, apply: Any = None) -> Measured:
+        return Measured(features={"letters_b": per_output(outputs, lambda text: text.count("b"))})
+
+
+def test_a_sample_whose_check_failed_is_in_no_mean_over_samples(tmp_path: Path) -> None:
+    def check(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        if any("b" in text for text in completions):
+            raise ValueError("no verdict")
+        return [True] * len(completions)
+
+    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=40, device="cpu")
+    trainer = CDPGTrainer(tabular(seed=5), check, config, contexts_of(3), contexts_of(3), measure=LettersB())
+    found = trainer.held_out.evaluate({}, {}, lambda text: None)
+    assert found is not None
+    assert "b" in "".join(text for row in found.outcomes["base"].texts for text in row)
+    metrics = found.metrics()["base"]
+    assert 0 < metrics["checks_failed"]["mean"] < 1
+    assert metrics["letters_b"]["mean"] == 0.0
+    judged = [len([t for t in row if "b" not in t]) for row in found.outcomes["base"].texts]
+    assert metrics["checks_failed"]["mean"] == pytest.approx(1 - sum(judged) / 120)
 
 
 def test_an_outcome_keeps_no_log_probabilities_of_tokens(tmp_path: Path) -> None:
