@@ -14,7 +14,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts import Context
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.evaluation.code import CodeMeasure
+from cdpg.evaluation.code import EXHAUSTED, CodeMeasure
 from cdpg.evaluation.divergence import kl_target_policy_pooled
 from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import (
@@ -197,6 +197,47 @@ def test_the_line_of_an_error_is_counted_from_the_prompt_s_first() -> None:
     wrong, right = "\n    x = 1\n    return )\n", "\n    pass\n"
     found = CodeMeasure()([short, long], [[wrong, right], [right, wrong]])
     assert found.remarks["line"] == [[3, None], [None, 5]]
+
+
+def unread(*lost: str) -> Any:
+    """Stands for worker processes: reading some texts fails, and others exhaust what reads them."""
+
+    def apply(function: Any, texts: Any, exhausted: Any = None) -> list[Any]:
+        found = function(texts)
+        return [
+            None if any(word in text for word in lost) else exhausted if "exhausting" in text else value
+            for text, value in zip(texts, found, strict=True)
+        ]
+
+    return apply
+
+
+def test_code_that_could_not_be_measured_has_no_figures() -> None:
+    texts = ["\n    return a\n", "\n    return lost\n", "\n    return exhausting\n", "\n    return (a\n"]
+    found = CodeMeasure()([Context("def f(a):", {}, 1)], [texts], unread("lost"))
+    compiled, codes = found.features["compilability"][0], found.features["pep8_violations"][0]
+    assert np.array_equal(compiled, [1.0, np.nan, 0.0, 0.0], equal_nan=True)
+    assert np.isnan(found.features["ast_nodes"][0]).tolist() == [False, True, True, True]
+    assert np.isnan(codes[1:3]).all()
+    outcomes = found.frequencies["compile_outcome"]
+    assert (outcomes["ok"], outcomes[EXHAUSTED], sum(outcomes.values())) == (1, 1, 3)
+    assert found.remarks["outcome"][0][1] is None
+    assert found.remarks["line"] == [[None, None, None, 2]]
+
+
+def test_summaries_that_could_not_be_read_have_no_entities_to_count() -> None:
+    pytest.importorskip("spacy")
+    source = "Angela Merkel met Barack Obama in Berlin on Monday."
+    contexts = [
+        Context(source, {"source": source, "reference": "Angela Merkel met Barack Obama."}, 1),
+        Context(source, {"source": source, "reference": "A lost reference."}, 2),
+    ]
+    outputs = [["Angela Merkel.", "A lost summary.", "An exhausting summary of Angela Merkel."], ["Barack Obama."] * 3]
+    features = SummaryMeasure()(contexts, outputs, unread("lost")).features
+    assert np.array_equal(features["entities"], [[1.0, np.nan, 0.0], [1.0] * 3], equal_nan=True)
+    assert np.array_equal(features["precision_source"], [[1.0, np.nan, 0.0], [1.0] * 3], equal_nan=True)
+    assert np.array_equal(features["recall_target"], [[0.5, np.nan, 0.0], [np.nan] * 3], equal_nan=True)
+    assert not np.isnan(features["rouge_l"]).any()
 
 
 def test_summaries_are_measured_against_source_and_reference() -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,7 @@ class HeldOut:
             tokens=sum((part.tokens for part in parts), Counter()),
             ended=torch.cat([part.ended for part in parts]),
             seconds=time.perf_counter() - started,
+            unmeasured=sum((part.unmeasured for part in parts), Counter()),
         )
 
     def _part(self, rollout: Rollout, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
@@ -122,11 +124,13 @@ class HeldOut:
             beams = self.processes.gather(decoded)
             beam_b = self._judged(contexts, beams, tokens) if self.processes.is_main else []
         outputs = [[text] for text in beams] if self.measure.beams else texts
-        measured = self.measure(contexts, outputs, self.read) if self.processes.is_main else Measured()
+        failures: Counter[str] = Counter()
+        read = partial(self.read, failures=failures)
+        measured = self.measure(contexts, outputs, read) if self.processes.is_main else Measured()
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
-        return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
+        return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended, failures)
 
     def close(self) -> None:
         """End the worker processes; the next evaluation starts them anew."""
@@ -198,6 +202,7 @@ class _Part:
     measured: Measured
     tokens: Counter[int]
     ended: Tensor
+    unmeasured: Counter[str]
 
 
 def _tokens(samples: Samples) -> Counter[int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,8 @@ class Outcome:
     ended: Tensor
     """``[context, sample]``: 1 where an end token or the stop rule ended a sample, 0 where the limit cut it."""
     seconds: float
+    unmeasured: Counter[str] = field(default_factory=Counter)
+    """How often measuring an output failed for reasons that are not the text's, by kind."""
 
     def __post_init__(self) -> None:
         """Let go of what is of no use after the tables are made, and large: the tokens' log-probabilities."""

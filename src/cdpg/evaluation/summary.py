@@ -106,6 +106,13 @@ class Evaluation:
         if failed:
             many = ": too many for the figures to be relied upon" if failed > self.failures_allowed * total else ""
             yield f"{shown}: the check failed on {failed:,} of {total:,} samples, which are left out{many}"
+        unmeasured = self.outcomes[name].unmeasured
+        if unmeasured:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in unmeasured.most_common())
+            yield (
+                f"{shown}: measuring the outputs failed {unmeasured.total():,} times ({kinds}), and what it would "
+                "have told is left out"
+            )
 
     def _resamples(self) -> Array:
         return resample(len(self.outcomes[BASE].contexts), self.seed)
