@@ -298,6 +298,7 @@ def test_the_tuned_model_stands_beside_the_base(run: Path) -> None:
     both = result["tuned"]["satisfaction"]["mean"], result["base"]["satisfaction"]["mean"]
     assert change["ratio"]["mean"] == pytest.approx(both[0] / both[1])
     assert change["difference"]["mean"] == pytest.approx(both[0] - both[1])
+    assert "between" not in result, "one model alone stands beside the base"
     assert result["costs"]["tuned"]["samples"] == 20 * 3 * 200
     assert set(result["base"]) == set(result["tuned"]) <= set(METRICS)
     assert [len(example["outputs"]["tuned"]) for example in result["examples"]] == [4, 4, 4]

@@ -246,7 +246,21 @@ def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
         assert own["base"] == result["models"]["base"]
         card = (comparison / name / "model" / "README.md").read_text(encoding="utf-8")
         assert f"| BLEU-4 | {own['base']['bleu']['mean']:.1f} (" in card
+        assert "between" not in own
     assert (comparison / "report.html").is_file()
+
+
+def test_a_comparison_holds_the_differences_between_methods(comparison: Path) -> None:
+    result = json.loads((comparison / "comparison.json").read_text())
+    assert list(result["between"]) == RUNS[:1]
+    for name, found in result["between"][RUNS[0]].items():
+        for metric, first in result["models"][RUNS[0]].items():
+            difference, own = found[metric]["difference"], result["models"][name][metric]
+            if None not in (own["mean"], first["mean"]):
+                assert difference["mean"] == pytest.approx(own["mean"] - first["mean"], abs=1e-9)
+                assert difference["low"] <= difference["high"]
+    assert list(result["between"][RUNS[0]]) == RUNS[1:]
+    assert {"bleu", "kl_target_policy_pooled", "satisfaction"} <= set(result["between"][RUNS[0]][RUNS[2]])
 
 
 def test_a_comparison_is_continued_where_it_ended(comparison: Path) -> None:
