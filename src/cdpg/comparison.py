@@ -14,12 +14,13 @@ from typing import Any
 
 from cdpg.card import write_card
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.errors import Interrupted, RunError
+from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.heldout import TUNED, HeldOut
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
+from cdpg.models.transformer import TransformerModel
 from cdpg.provenance import how_to_resume, versions
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
 from cdpg.signals import GentleStop
@@ -160,10 +161,27 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Any model beside the job's base, as ``evaluation.json`` has it."""
     held_out = make_trainer(job, inputs, command).held_out
-    found = _evaluated(held_out, {TUNED: _loader(Path(model), job.settings)}, job.task, command, tell)
+    loaded = load_model(model, job.settings)
+    _require_same_tokens(model, loaded, job.model, held_out)
+    found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell)
+    if found is None:
+        return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
     _tell_all(result["notices"], tell)
     return result
+
+
+def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_out: HeldOut) -> None:
+    """Refuse a model that reads or writes other tokens than the base, before anything is sampled."""
+    base, length = held_out.base, held_out.config.max_completion_length
+    if not isinstance(model, TransformerModel) or not isinstance(base, TransformerModel):
+        return
+    differences = list(model.token_differences(base, held_out.contexts, length))
+    if differences:
+        raise UserError(
+            f"the model {name!r} cannot be evaluated beside the base {base_name!r}, on whose tokens the ideal model is "
+            f"defined: {'; '.join(differences)}; name the model's own base with --base"
+        )
 
 
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
