@@ -20,7 +20,9 @@ from cdpg.comparison import Entrant, entrants
 from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
+from cdpg.heldout import HeldOut
 from cdpg.job import Job, gather, prompting
+from cdpg.parallel import Processes
 from cdpg.provenance import versions
 from cdpg.tasks import TASKS, find_task
 from cdpg.tasks.code import follows_pep8
@@ -311,6 +313,25 @@ def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path
     assert set(found) >= {"base", "tuned", "changes"}
     assert found["contexts"] == 300
     assert found["versions"] == versions()
+
+
+def test_only_the_main_process_writes_and_prints(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process does its part of the work and leaves no trace of its own."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(Processes, "is_main", property(lambda self: False))
+    evaluate_all = HeldOut.evaluate
+    monkeypatch.setattr(HeldOut, "evaluate", lambda *arguments: evaluate_all(*arguments, limit=2))
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in comparison.rglob("*")}
+    evaluate = ["evaluate", str(comparison / RUNS[0])]
+    compare = [*COMPARE, str(comparison), "--model", str(comparison.parent / "t5"), "--resume"]
+    for arguments in (evaluate, [*evaluate, "--output", "figures.json"], compare):
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert (result.exit_code, result.output) == (0, ""), arguments
+    assert {path: path.stat().st_mtime_ns for path in comparison.rglob("*")} == before
+    assert not list(tmp_path.iterdir())
 
 
 def with_another_token(folder: Path) -> Path:
