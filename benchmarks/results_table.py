@@ -53,11 +53,23 @@ def ratios(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def between(result: dict[str, Any]) -> list[str]:
+    """Differences from the first method, paired by context; nothing where one model alone stands beside the base."""
+    lines: list[str] = []
+    for first, others in result.get("between", {}).items():
+        names = [metric for metric in METRICS if any(metric in found for found in others.values())]
+        lines += ["", f"| difference from {first} | " + " | ".join(others) + " |", "| --- |" + " --- |" * len(others)]
+        for metric in names:
+            cells = (shown(metric, found.get(metric, {}).get("difference")) for found in others.values())
+            lines.append(f"| {METRICS[metric].label} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def main() -> None:
     for path in sys.argv[1:]:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         about = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
-        sys.stdout.write("\n".join([about, "", *table(result), "", *ratios(result), ""]) + "\n")
+        sys.stdout.write("\n".join([about, "", *table(result), "", *ratios(result), *between(result), ""]) + "\n")
 
 
 if __name__ == "__main__":

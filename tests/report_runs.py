@@ -68,6 +68,8 @@ def compare_folder(folder: Path, task: str = "code-compilability", epochs: int =
     models |= {name: final_metrics(task, method, seed) for method, seed, name in names}
     whole = {**_evaluation_of(task, {name: method for method, _, name in names}, epochs), "models": models}
     whole["changes"] = {name: changes(models["base"], models[name]) for _, _, name in names}
+    first, *others = [name for _, _, name in names]
+    whole["between"] = {first: {name: changes(models[first], models[name]) for name in others}}
     whole["ideal"] = {"satisfaction": _of(1.0, 0), "length": _of(42.0, 1.2), "distinct_2": _of(0.91, 0.01)}
     whole["versus_ideal"] = {
         name: {key: _of(models[name][key]["mean"] / whole["ideal"][key]["mean"], 0.03) for key in whole["ideal"]}

@@ -14,8 +14,9 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts import Context
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.evaluation.code import CodeMeasure
+from cdpg.evaluation.code import EXHAUSTED, CodeMeasure
 from cdpg.evaluation.divergence import kl_target_policy_pooled
+from cdpg.evaluation.measures import Measured, per_output
 from cdpg.evaluation.statistics import (
     context_means,
     deviation_statistic,
@@ -198,6 +199,47 @@ def test_the_line_of_an_error_is_counted_from_the_prompt_s_first() -> None:
     assert found.remarks["line"] == [[3, None], [None, 5]]
 
 
+def unread(*lost: str) -> Any:
+    """Stands for worker processes: reading some texts fails, and others exhaust what reads them."""
+
+    def apply(function: Any, texts: Any, exhausted: Any = None) -> list[Any]:
+        found = function(texts)
+        return [
+            None if any(word in text for word in lost) else exhausted if "exhausting" in text else value
+            for text, value in zip(texts, found, strict=True)
+        ]
+
+    return apply
+
+
+def test_code_that_could_not_be_measured_has_no_figures() -> None:
+    texts = ["\n    return a\n", "\n    return lost\n", "\n    return exhausting\n", "\n    return (a\n"]
+    found = CodeMeasure()([Context("def f(a):", {}, 1)], [texts], unread("lost"))
+    compiled, codes = found.features["compilability"][0], found.features["pep8_violations"][0]
+    assert np.array_equal(compiled, [1.0, np.nan, 0.0, 0.0], equal_nan=True)
+    assert np.isnan(found.features["ast_nodes"][0]).tolist() == [False, True, True, True]
+    assert np.isnan(codes[1:3]).all()
+    outcomes = found.frequencies["compile_outcome"]
+    assert (outcomes["ok"], outcomes[EXHAUSTED], sum(outcomes.values())) == (1, 1, 3)
+    assert found.remarks["outcome"][0][1] is None
+    assert found.remarks["line"] == [[None, None, None, 2]]
+
+
+def test_summaries_that_could_not_be_read_have_no_entities_to_count() -> None:
+    pytest.importorskip("spacy")
+    source = "Angela Merkel met Barack Obama in Berlin on Monday."
+    contexts = [
+        Context(source, {"source": source, "reference": "Angela Merkel met Barack Obama."}, 1),
+        Context(source, {"source": source, "reference": "A lost reference."}, 2),
+    ]
+    outputs = [["Angela Merkel.", "A lost summary.", "An exhausting summary of Angela Merkel."], ["Barack Obama."] * 3]
+    features = SummaryMeasure()(contexts, outputs, unread("lost")).features
+    assert np.array_equal(features["entities"], [[1.0, np.nan, 0.0], [1.0] * 3], equal_nan=True)
+    assert np.array_equal(features["precision_source"], [[1.0, np.nan, 0.0], [1.0] * 3], equal_nan=True)
+    assert np.array_equal(features["recall_target"], [[0.5, np.nan, 0.0], [np.nan] * 3], equal_nan=True)
+    assert not np.isnan(features["rouge_l"]).any()
+
+
 def test_summaries_are_measured_against_source_and_reference() -> None:
     pytest.importorskip("spacy")
     source = "Angela Merkel met Barack Obama in Berlin on Monday."
@@ -256,6 +298,7 @@ def test_the_tuned_model_stands_beside_the_base(run: Path) -> None:
     both = result["tuned"]["satisfaction"]["mean"], result["base"]["satisfaction"]["mean"]
     assert change["ratio"]["mean"] == pytest.approx(both[0] / both[1])
     assert change["difference"]["mean"] == pytest.approx(both[0] - both[1])
+    assert "between" not in result, "one model alone stands beside the base"
     assert result["costs"]["tuned"]["samples"] == 20 * 3 * 200
     assert set(result["base"]) == set(result["tuned"]) <= set(METRICS)
     assert [len(example["outputs"]["tuned"]) for example in result["examples"]] == [4, 4, 4]
@@ -268,6 +311,31 @@ def test_the_run_was_evaluated_along_its_way(run: Path) -> None:
     assert records[0]["metrics"]["kl_policy_base"]["mean"] == 0.0
     assert records[-1]["metrics"]["satisfaction"]["mean"] > records[0]["metrics"]["satisfaction"]["mean"]
     assert {record["contexts"] for record in records} == {2}
+
+
+class LettersB:
+    beams = 0
+
+    def __call__(self, contexts: Any, outputs: Any, apply: Any = None) -> Measured:
+        return Measured(features={"letters_b": per_output(outputs, lambda text: text.count("b"))})
+
+
+def test_a_sample_whose_check_failed_is_in_no_mean_over_samples(tmp_path: Path) -> None:
+    def check(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        if any("b" in text for text in completions):
+            raise ValueError("no verdict")
+        return [True] * len(completions)
+
+    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=40, device="cpu")
+    trainer = CDPGTrainer(tabular(seed=5), check, config, contexts_of(3), contexts_of(3), measure=LettersB())
+    found = trainer.held_out.evaluate({}, {}, lambda text: None)
+    assert found is not None
+    assert "b" in "".join(text for row in found.outcomes["base"].texts for text in row)
+    metrics = found.metrics()["base"]
+    assert 0 < metrics["checks_failed"]["mean"] < 1
+    assert metrics["letters_b"]["mean"] == 0.0
+    judged = [len([t for t in row if "b" not in t]) for row in found.outcomes["base"].texts]
+    assert metrics["checks_failed"]["mean"] == pytest.approx(1 - sum(judged) / 120)
 
 
 def test_an_outcome_keeps_no_log_probabilities_of_tokens(tmp_path: Path) -> None:

@@ -305,6 +305,10 @@ def test_every_table_has_its_csv(page: Page) -> None:
     rows = list(csv.DictReader(io.StringIO(tables["requirement"], newline="")))
     assert [row["model"] for row in rows] == ["base", *METHODS, "ideal"]
     assert float(rows[1]["satisfaction"]) == pytest.approx(0.66, abs=0.01) and rows[0]["satisfaction change"] == ""
+    rows = list(csv.DictReader(io.StringIO(tables["between"], newline="")))
+    assert [row["model"] for row in rows] == list(METHODS[1:])
+    assert float(rows[1]["satisfaction low"]) < float(rows[1]["satisfaction"]) < float(rows[1]["satisfaction high"])
+    assert f"Differences from {METHODS[0]}, paired by context" in page.text
 
 
 # Text that nobody vouches for.

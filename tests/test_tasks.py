@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from cdpg.comparison import Entrant, entrants
 from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
+from cdpg.heldout import HeldOut
 from cdpg.job import Inputs, Job, gather, prompting
+from cdpg.parallel import Processes
 from cdpg.provenance import versions
 from cdpg.tasks import TASKS, find_task
 from cdpg.tasks.code import follows_pep8
-from tiny import save
+from tiny import make_model, make_tokenizer, save, tokenizer_for
 
 NAMES = ("translation-numbers", "summarization-entities", "code-compilability", "code-pep8")
 
@@ -332,17 +335,20 @@ def short(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
     return [len(text) < 40 for text in completions]
 
 
+COMPARE = [
+    "compare", "translation-numbers", "--epochs", "2", "--methods", "cdpg, reinforce", "--seeds", "2",
+    "--constraint", "test_tasks:short",
+    "--set", "contexts_per_epoch=2", "--set", "num_generations=4", "--set", "max_completion_length=6",
+    "--set", "evaluation_contexts=2", "--set", "evaluation_samples=2", "--set", "check_workers=0",
+    "--set", "device=cpu", "--output-dir",
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compare")
     model = save(folder / "t5", "t5")
-    arguments = [
-        "compare", "translation-numbers", "--model", str(model), "--epochs", "2", "--methods", "cdpg, reinforce",
-        "--constraint", "test_tasks:short", "--output-dir", str(folder / "out"), "--seeds", "2",
-        "--set", "contexts_per_epoch=2", "--set", "num_generations=4", "--set", "max_completion_length=6",
-        "--set", "evaluation_contexts=2", "--set", "evaluation_samples=2", "--set", "check_workers=0",
-        "--set", "device=cpu",
-    ]  # fmt: skip
+    arguments = [*COMPARE, str(folder / "out"), "--model", str(model)]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "report:" in result.output
@@ -368,7 +374,21 @@ def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
         assert own["base"] == result["models"]["base"]
         card = (comparison / name / "model" / "README.md").read_text(encoding="utf-8")
         assert f"| BLEU-4 | {own['base']['bleu']['mean']:.1f} (" in card
+        assert "between" not in own
     assert (comparison / "report.html").is_file()
+
+
+def test_a_comparison_holds_the_differences_between_methods(comparison: Path) -> None:
+    result = json.loads((comparison / "comparison.json").read_text())
+    assert list(result["between"]) == RUNS[:1]
+    for name, found in result["between"][RUNS[0]].items():
+        for metric, first in result["models"][RUNS[0]].items():
+            difference, own = found[metric]["difference"], result["models"][name][metric]
+            if None not in (own["mean"], first["mean"]):
+                assert difference["mean"] == pytest.approx(own["mean"] - first["mean"], abs=1e-9)
+                assert difference["low"] <= difference["high"]
+    assert list(result["between"][RUNS[0]]) == RUNS[1:]
+    assert {"bleu", "kl_target_policy_pooled", "satisfaction"} <= set(result["between"][RUNS[0]][RUNS[2]])
 
 
 def test_a_comparison_is_continued_where_it_ended(comparison: Path) -> None:
@@ -415,6 +435,84 @@ def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path
     assert set(found) >= {"base", "tuned", "changes"}
     assert found["contexts"] == 300
     assert found["versions"] == versions()
+
+
+def test_only_the_main_process_writes_and_prints(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process does its part of the work and leaves no trace of its own."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(Processes, "is_main", property(lambda self: False))
+    evaluate_all = HeldOut.evaluate
+    monkeypatch.setattr(HeldOut, "evaluate", lambda *arguments: evaluate_all(*arguments, limit=2))
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in comparison.rglob("*")}
+    evaluate = ["evaluate", str(comparison / RUNS[0])]
+    compare = [*COMPARE, str(comparison), "--model", str(comparison.parent / "t5"), "--resume"]
+    for arguments in (evaluate, [*evaluate, "--output", "figures.json"], compare):
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert (result.exit_code, result.output) == (0, ""), arguments
+    assert {path: path.stat().st_mtime_ns for path in comparison.rglob("*")} == before
+    assert not list(tmp_path.iterdir())
+
+
+def with_another_token(folder: Path) -> Path:
+    tokenizer = tokenizer_for("t5")
+    tokenizer.add_tokens(["<another>"])
+    save(folder, "t5", vocabulary=301)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def with_another_end(folder: Path) -> Path:
+    model = make_model("t5")
+    model.generation_config.eos_token_id = [2, 7]
+    model.save_pretrained(folder)
+    tokenizer_for("t5").save_pretrained(folder)
+    return folder
+
+
+def without_end_token(folder: Path) -> Path:
+    save(folder, "t5")
+    make_tokenizer(eos=False).save_pretrained(folder)
+    return folder
+
+
+def with_a_short_window(folder: Path) -> Path:
+    save(folder, "t5")
+    tokenizer = tokenizer_for("t5")
+    tokenizer.model_max_length = 12
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "difference"),
+    [
+        (with_another_token, "its tokenizer has 301 tokens, the base's 300; 1 of its own"),
+        (with_another_end, "its texts end with token 2 or 7, the base's with 2"),
+        (without_end_token, "it reads the held-out prompt of row 1 as other tokens"),
+        (with_a_short_window, "its window is 12 tokens, and the longest held-out prompt of the base takes "),
+        (lambda folder: save(folder, "t5", vocabulary=320), "it predicts 320 tokens, the base 300"),
+        (lambda folder: save(folder, "llama"), "it has a decoder alone, the base an encoder and a decoder"),
+    ],
+)
+def test_a_model_with_other_tokens_than_the_base_is_refused_before_anything_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], difference: str
+) -> None:
+    def look(*arguments: Any) -> None:
+        raise AssertionError("something was sampled")
+
+    monkeypatch.setattr("cdpg.heldout.HeldOut.evaluate", look)
+    base, model = save(tmp_path / "base", "t5"), make(tmp_path / "model")
+    settings = ["--set", "device=cpu", "--set", "check_workers=0", "--set", "max_completion_length=6"]
+    named = ["--task", "translation-numbers", "--base", str(base), *settings]
+    result = CliRunner().invoke(app, ["evaluate", str(model), *named])
+    assert isinstance(result.exception, UserError), result.output
+    for part in (str(model), str(base), difference, "--base"):
+        assert part in str(result.exception)
+    with pytest.raises(AssertionError, match="sampled"):
+        CliRunner().invoke(app, ["evaluate", str(base), *named], catch_exceptions=False)
 
 
 def test_a_run_is_evaluated_on_another_task_by_that_task_s_constraint(

@@ -299,8 +299,36 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
 
 
+def figures(value: Any, timed: tuple[str, ...] = ("seconds",)) -> Any:
+    """What a file says, flat, without times: ``{path: value}``."""
+    flat: dict[str, Any] = {}
+
+    def walk(path: str, part: Any) -> None:
+        if isinstance(part, (dict, list)):
+            for key, inner in part.items() if isinstance(part, dict) else enumerate(part):
+                if key not in timed:
+                    walk(f"{path}/{key}", inner)
+        else:
+            flat[path] = part
+
+    walk("", value)
+    return flat
+
+
+def evaluations(folder: Path) -> dict[str, Any]:
+    """All that a run's files say of its evaluations, and what its callbacks heard of them."""
+    return {
+        "along": figures(list(read_jsonl(folder / "evaluations.jsonl"))),
+        "end": figures(json.loads((folder / "evaluation.json").read_text())),
+        **{path.stem: figures(json.loads(path.read_text())) for path in sorted(folder.glob("heard-*.json"))},
+    }
+
+
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    """Same samples, global divisors and Z̄, for every method; the second process often has no satisfying sample."""
+    """Same samples, global divisors and Z̄, for every method, and the same evaluations of samples and beams.
+
+    The second process often has no satisfying sample, and of a single context the first one has no part.
+    """
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
     launch += ["--num_processes", "2", "--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["--num_cpu_threads_per_process", "1", "--main_process_port", "0"]
@@ -317,6 +345,18 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
         assert one["weights"] == pytest.approx(two["weights"], abs=1e-9)
         for single, double in zip(untimed(tmp_path / "1" / method), untimed(tmp_path / "2" / method), strict=True):
             assert single == pytest.approx(double, rel=1e-9, nan_ok=True)
+    distributed_run.main(tmp_path / "1" / "one-context", "cdpg", contexts_per_epoch=1)
+    for run in (*METHODS, "one-context/cdpg"):
+        single, double = evaluations(tmp_path / "1" / run), evaluations(tmp_path / "2" / run)
+        assert double.pop("heard-1") == double["heard-0"], "callbacks of every process hear the same"
+        assert {"/0/metrics/share_of_a/mean", "/0/metrics/satisfaction_beam/mean"} <= set(single["along"])
+        assert {"/tuned/share_of_a/mean", "/tuned/kl_target_policy_pooled/mean"} <= set(single["end"])
+        for part, found in single.items():
+            numbers = {path: value for path, value in found.items() if isinstance(value, float)}
+            assert {path: double[part].get(path) for path in numbers} == pytest.approx(numbers, rel=1e-9, abs=1e-12)
+            assert {path: value for path, value in double[part].items() if path not in numbers} == {
+                path: value for path, value in found.items() if path not in numbers
+            }, (run, part)
 
 
 @pytest.mark.parametrize(("kind", "auto"), [("llama", AutoModelForCausalLM), ("t5", AutoModelForSeq2SeqLM)])

@@ -27,6 +27,7 @@ from cdpg.constraints import python_code
 from cdpg.constraints.judge import Judge
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.evaluation.measures import Measured
 from cdpg.failures import FailureLog
 from cdpg.runlog import read_jsonl
 from cdpg.workers.frames import as_plain, is_plain, pack, unpack
@@ -314,6 +315,23 @@ def test_a_function_that_comes_later_survives_the_foreman() -> None:
         assert made.collect(made.submit(python_code.ast_nodes_of, ["x = 1\n"])).values == [5]
 
 
+def test_what_a_text_exhausts_is_a_result_and_any_other_failure_is_none() -> None:
+    texts = ["good", "segfault", "exhaust", "exit 4", "raise", "stop"]
+    read, failures = Reader(QUICK), Counter[str]()
+    with contextlib.closing(read):
+        assert read(naughty.of_the_text, texts, "exhausted", failures) == [
+            4,
+            "exhausted",
+            "exhausted",
+            None,
+            None,
+            None,
+        ]
+        assert failures == {"died": 1, "exception": 1, "timeout": 1}
+        assert read(naughty.lengths, ["segfault", "good"], "exhausted", failures) == [None, 4], "it promises nothing"
+        assert failures["crashed"] == 1
+
+
 def test_a_function_that_cannot_be_had_leaves_the_pool_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,8 +504,9 @@ def trainer(folder: Path, constraint: Any, act: str = "", **changes: Any) -> CDP
     }  # fmt: skip
     rows = [{"prompt": str(context.prompt), "act": act} for context in contexts_of(3)]
     held_out = rows if changes.pop("held_out", False) else None
+    measure = changes.pop("measure", None)
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
-    return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows, eval_dataset=held_out)
+    return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows, eval_dataset=held_out, measure=measure)
 
 
 def test_an_evaluation_says_how_many_checks_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -498,6 +517,32 @@ def test_an_evaluation_says_how_many_checks_failed(tmp_path: Path, capsys: pytes
     outputs = [output for example in result["examples"] for output in example["outputs"]["base"]]
     assert all((output["b"] is None) == output["text"].startswith("a") for output in outputs)
     assert re.search(r"base: the check failed on \d+ of 48 samples, which are left out\n", capsys.readouterr().err)
+
+
+class Misread:
+    """Reads every sample with a function whose worker dies at some of them."""
+
+    beams = 0
+
+    def __call__(self, contexts: Any, outputs: Any, apply: Any) -> Measured:
+        texts = ["exit 4" if text.startswith("a") else text for row in outputs for text in row]
+        found = [np.nan if length is None else length for length in apply(naughty.of_the_text, texts)]
+        return Measured(features={"letters": np.array(found, dtype=np.float64).reshape(len(outputs), -1)})
+
+
+def test_an_evaluation_leaves_out_and_counts_what_could_not_be_measured(tmp_path: Path) -> None:
+    made = trainer(tmp_path, naughty.constraint, held_out=True, measure=Misread(), evaluation_samples=12)
+    with contextlib.closing(made.held_out):
+        found = made.held_out.evaluate({}, {}, lambda text: None)
+    assert found is not None
+    texts = [text for row in found.outcomes["base"].texts for text in row]
+    died = sum(text.startswith("a") for text in texts)
+    assert 0 < died < len(texts)
+    lengths = [np.mean([len(t) for t in row if not t.startswith("a")]) for row in found.outcomes["base"].texts]
+    assert found.metrics()["base"]["letters"]["mean"] == pytest.approx(np.mean(lengths))
+    assert found.to_mapping({"base": "base"})["notices"] == [
+        f"base: measuring the outputs failed {died} times (died {died}), and what it would have told is left out"
+    ]
 
 
 def test_a_run_goes_on_without_its_failed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

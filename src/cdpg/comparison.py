@@ -14,14 +14,16 @@ from typing import Any
 
 from cdpg.card import write_card
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.errors import RunError
+from cdpg.errors import RunError, UserError
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.files import refuse_links
 from cdpg.heldout import TUNED, HeldOut
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
+from cdpg.models.transformer import TransformerModel
 from cdpg.provenance import how_to_resume, versions
+from cdpg.rows import unheard
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
 from cdpg.signals import GentleStop
 from cdpg.trainer import CDPGTrainer
@@ -95,7 +97,7 @@ def carry_out(
     resume: bool,
     command: str | None,
     tell: Callable[[str], None],
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
     with GentleStop() as stop:
 
@@ -174,29 +176,53 @@ def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subproces
 
 def compare(
     job: Job, inputs: Inputs, runs: Sequence[Entrant], command: str | None, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``."""
+) -> dict[str, Any] | None:
+    """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
+
+    Only the main process measures, tells and writes; the others, which take part, return None.
+    """
     held_out = make_trainer(runs[0].job, inputs, command).held_out
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
     evaluation = _evaluated(held_out, models, job.task, command, tell)
+    if evaluation is None:
+        return None
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
     _tell_all(result["notices"], tell)
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
-    if held_out.processes.is_main:
-        _write(Path(job.settings.output_dir), runs, evaluation, result)
+    _write(Path(job.settings.output_dir), runs, evaluation, result)
     return result
 
 
 def evaluate_model(
     job: Job, inputs: Inputs, model: str, command: str | None, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Any model beside the job's base, as ``evaluation.json`` has it."""
+) -> dict[str, Any] | None:
+    """Any model beside the job's base, as ``evaluation.json`` has it; None but on the main process.
+
+    A model whose tokens are not the base's is refused: p is defined on those.
+    """
     held_out = make_trainer(job, inputs, command).held_out
-    found = _evaluated(held_out, {TUNED: _loader(Path(model), job.settings)}, job.task, command, tell)
+    loaded = load_model(model, job.settings)
+    _require_same_tokens(model, loaded, job.model, held_out)
+    found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell)
+    if found is None:
+        return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
     _tell_all(result["notices"], tell)
     return result
+
+
+def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_out: HeldOut) -> None:
+    """Refuse a model that reads or writes other tokens than the base, before anything is sampled."""
+    base, length = held_out.base, held_out.config.max_completion_length
+    if not isinstance(model, TransformerModel) or not isinstance(base, TransformerModel):
+        return
+    differences = list(model.token_differences(base, held_out.contexts, length))
+    if differences:
+        raise UserError(
+            f"the model {name!r} cannot be evaluated beside the base {base_name!r}, on whose tokens the ideal model is "
+            f"defined: {'; '.join(differences)}; name the model's own base with --base"
+        )
 
 
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
@@ -214,10 +240,11 @@ def _evaluated(
     task: str | None,
     command: str | None,
     tell: Callable[[str], None],
-) -> Evaluation:
+) -> Evaluation | None:
+    heard = tell if held_out.processes.is_main else unheard
     with closing(held_out):
-        found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, tell)
-    _tell_all(held_out.judge.notices, tell)
+        found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, heard)
+    _tell_all(held_out.judge.notices, heard)
     return found
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,12 @@ class HeldOut:
         tell: Tell,
         limit: int | None = None,
         base: Outcome | None = None,
-    ) -> Evaluation:
+    ) -> Evaluation | None:
         """The base and some models, each loaded when it is needed, on the first ``limit`` contexts or all.
 
         Every model is asked twice: for samples of its own, and for the probabilities of the others' samples. ``base``
-        is what the base did on these contexts, if that is known already.
+        is what the base did on these contexts, if that is known already. Every process takes part in the work; only
+        the main one measures, so that it alone has an evaluation, and the others None.
         """
         outcomes = {BASE: self.outcome(BASE, self.base, tell, limit) if base is None else base}
         for name, load in models.items():
@@ -78,10 +80,10 @@ class HeldOut:
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(model, outcome)
-        return Evaluation.of(outcomes, scores, self.config, about)
+        return Evaluation.of(outcomes, scores, self.config, about) if self.processes.is_main else None
 
     def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
-        """Samples, beams and measurements of one model; ``name`` is ``base`` for the base itself."""
+        """Samples, beams and, on the main process, measurements of one model; ``base`` is the name of the base."""
         started, is_base = time.perf_counter(), name == BASE
         contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
@@ -103,6 +105,7 @@ class HeldOut:
             tokens=sum((part.tokens for part in parts), Counter()),
             ended=torch.cat([part.ended for part in parts]),
             seconds=time.perf_counter() - started,
+            unmeasured=sum((part.unmeasured for part in parts), Counter()),
         )
 
     def _part(self, rollout: Rollout, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
@@ -122,11 +125,13 @@ class HeldOut:
             beams = self.processes.gather(decoded)
             beam_b = self._judged(contexts, beams, tokens) if self.processes.is_main else []
         outputs = [[text] for text in beams] if self.measure.beams else texts
-        measured = self.measure(contexts, outputs, self.read) if self.processes.is_main else Measured()
+        failures: Counter[str] = Counter()
+        read = partial(self.read, failures=failures)
+        measured = self.measure(contexts, outputs, read) if self.processes.is_main else Measured()
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
-        return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended)
+        return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended, failures)
 
     def close(self) -> None:
         """End the worker processes; the next evaluation starts them anew."""
@@ -168,7 +173,10 @@ class Examination:
         """What the last evaluation along the way took; None before the first."""
 
     def along(self, epoch: int, tell: Tell = unheard) -> dict[str, Any]:
-        """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base."""
+        """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
+
+        The same on every process: callbacks may decide by it.
+        """
         started, config = time.perf_counter(), self._held_out.config
         limit = config.evaluation_contexts
         if self._base is None:
@@ -177,17 +185,19 @@ class Examination:
         found = self._held_out.evaluate(models, {}, tell, limit, self._base)
         seconds = time.perf_counter() - started
         self.seconds_per_context = seconds / len(self._base.contexts)
-        return {
+        metrics = {} if found is None else found.metrics()[TUNED if epoch else BASE]
+        record = {
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
             "contexts": len(self._base.contexts),
             "samples_per_context": config.evaluation_samples,
-            "metrics": found.metrics()[TUNED if epoch else BASE],
+            "metrics": metrics,
             "seconds": seconds,
         }
+        return self._held_out.processes.from_main(record)
 
-    def final(self, tell: Tell) -> Evaluation:
-        """The base and the tuned model on all contexts."""
+    def final(self, tell: Tell) -> Evaluation | None:
+        """The base and the tuned model on all contexts; None but on the main process."""
         return self._held_out.evaluate({TUNED: lambda: self._policy}, self._about, tell)
 
 
@@ -202,6 +212,7 @@ class _Part:
     measured: Measured
     tokens: Counter[int]
     ended: Tensor
+    unmeasured: Counter[str]
 
 
 def _tokens(samples: Samples) -> Counter[int]:

@@ -64,6 +64,10 @@ class Processes:
         """The items of every process, in their order, on each of them."""
         return list(own) if self.count == 1 else list(gather_object(list(own)))
 
+    def from_main(self, own: T) -> T:
+        """The main process's value, on every process; it is sent as gather sends it."""
+        return self.gather([own] if self.is_main else [])[0]
+
     def wait(self) -> None:
         self.accelerator.wait_for_everyone()
 

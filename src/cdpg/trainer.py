@@ -192,7 +192,7 @@ class CDPGTrainer:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
         with closing(self.held_out):
             found = self._examination.final(tell or unheard)
-        if not self.processes.is_main:
+        if found is None:  # not the main process
             return {}
         result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
         write_json(self.folder.evaluation, result)

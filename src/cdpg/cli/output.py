@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from cdpg.job import Job
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, read_json
 from cdpg.tables import models_table
+
+
+def console_of_main(stderr: bool = False) -> Console:
+    """A console that is silent on all but the first of several processes, by the number that a launcher gave them."""
+    return Console(stderr=stderr, quiet=os.environ.get("RANK", "0") != "0")
 
 
 def plan(job: Job, contexts: int, held_out: int) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.options import ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, app
-from cdpg.cli.output import note, quiet_transformers, show, shown_text
+from cdpg.cli.output import console_of_main, note, quiet_transformers, show, shown_text
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import UserError
 from cdpg.job import Job, gather, prompting, without_task
@@ -72,7 +72,7 @@ def evaluate(
     other_task = task is not None and task != known.get("task")
     values = without_task(known) if other_task else known
     job = Job.from_mapping({**values, **gather(None, given, settings or [])})
-    console = Console(stderr=True)
+    console = console_of_main(stderr=True)
     inputs = job.load(lambda text: note(console, text), to_tune=False)
     from cdpg.card import write_card
     from cdpg.comparison import evaluate_model
@@ -80,6 +80,8 @@ def evaluate(
 
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
+    if result is None:  # not the main process: it has no figures, prints none and writes nothing
+        return
     # Only what the run was made for belongs into its folder and on its model's card.
     own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
     target = output or (folder.evaluation if own else Path("evaluation.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from cdpg.cli.options import (
     app,
     make_job,
 )
-from cdpg.cli.output import finish_run, note, plan, quiet_transformers, report_path, show
+from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
 from cdpg.config import CDPGConfig
 from cdpg.runlog import RunFolder
 from cdpg.tables import models_table
@@ -71,7 +72,7 @@ def run(
     job = make_job(task, {**named, **chosen}, settings, "{task}-{method}")
     if not resume:
         RunFolder(job.settings.output_dir).require_fresh()
-    console = Console(stderr=True)
+    console = console_of_main(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
     from cdpg.comparison import make_trainer
@@ -122,7 +123,7 @@ def compare(
         task, {**named, "epochs": epochs, "seed": seed, "output_dir": output_dir}, settings, "compare-{task}"
     )
     names = _method_names(methods)
-    console = Console(stderr=True)
+    console = console_of_main(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     from cdpg import comparison
 
@@ -130,9 +131,9 @@ def compare(
     runs = list(comparison.entrants(job, names, seeds))
     comparison.require_place(job, runs, resume)
     note(console, plan(job, len(inputs.tuning), len(inputs.held_out)) + f"; {len(runs)} runs: {', '.join(names)}")
-    result = comparison.carry_out(
-        job, inputs, runs, jobs, resume, shlex.join(sys.argv), lambda text: note(console, text)
-    )
+    result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv), partial(note, console))
+    if result is None:  # not the main process: it has no figures, prints none and writes nothing
+        return
     folder = Path(job.settings.output_dir)
     output = Console()
     output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))

@@ -49,7 +49,9 @@ METRICS: dict[str, Metric] = {
     "z_nstd_corrected": Metric("nstd(Z), corrected", "The same with the sampling noise subtracted."),
     "ess": Metric("effective sample size", "(Σw)²/Σw² of a context's samples, as a share of them.", better="higher"),
     "checks_failed": Metric(
-        "failed checks", "Share of samples whose check failed; they are left out of all else.", better="lower"
+        "failed checks",
+        "Share of samples whose check failed; all other means over samples leave them out.",
+        better="lower",
     ),
     "length": Metric("length", "Tokens of a completion, its end token included.", "tokens", digits=1),
     "ended": Metric("ended", "Share of completions that ended before the length limit."),

@@ -30,7 +30,8 @@ EXHAUSTED = "exhausted the compiler"
 class CodeMeasure:
     """Each output is judged with its signature: the ``signature`` column if there is one, else the prompt.
 
-    PEP8 violations are counted where pycodestyle can read the text, AST nodes in functions that compile.
+    PEP8 violations are counted where pycodestyle can read the text, AST nodes in functions that compile. A text that
+    exhausts the compiler does not compile.
     """
 
     beams: int = 0
@@ -44,9 +45,9 @@ class CodeMeasure:
             for signature, texts in zip(signatures, outputs, strict=True)
         ]
         flat = [source for texts in sources for source in texts]
-        outcomes = [outcome or EXHAUSTED for outcome in apply(compile_outcomes, flat)]
+        outcomes: list[str | None] = apply(compile_outcomes, flat, EXHAUSTED)
         codes = apply(pep8_codes_of, flat)
-        compiled = np.array([outcome == OK for outcome in outcomes], dtype=np.float64)
+        compiled = np.array([np.nan if outcome is None else outcome == OK for outcome in outcomes], dtype=np.float64)
         nodes = np.array([np.nan if count is None else count for count in apply(ast_nodes_of, flat)], dtype=np.float64)
         violations = np.array([np.nan if found is None else len(found) for found in codes], dtype=np.float64)
 
@@ -62,7 +63,7 @@ class CodeMeasure:
                 "distinct_2": per_output(outputs, distinct_2),
             },
             frequencies={
-                "compile_outcome": Counter(outcomes),
+                "compile_outcome": Counter(outcome for outcome in outcomes if outcome is not None),
                 "pep8_code": Counter(code for found in codes for code in found or ()),
             },
             remarks={
@@ -73,11 +74,16 @@ class CodeMeasure:
 
 
 def _lines(
-    contexts: Sequence[Context], signatures: Sequence[str], flat: Sequence[str], outcomes: Sequence[str], apply: Apply
+    contexts: Sequence[Context],
+    signatures: Sequence[str],
+    flat: Sequence[str],
+    outcomes: Sequence[str | None],
+    apply: Apply,
 ) -> list[list[int | None]]:
     """Where the compiler stumbles, ``[context][output]``: the line of the prompt with its completion."""
-    found = iter(apply(error_lines, [source for source, outcome in zip(flat, outcomes, strict=True) if outcome != OK]))
-    lines = iter([None if outcome == OK else next(found) for outcome in outcomes])
+    stumbled = [outcome is not None and outcome != OK for outcome in outcomes]
+    found = iter(apply(error_lines, [source for source, wrong in zip(flat, stumbled, strict=True) if wrong]))
+    lines = iter([next(found) if wrong else None for wrong in stumbled])
     per_context = len(flat) // max(1, len(contexts))
     return [
         [None if line is None else _lines_above(context, signature) + line for line in islice(lines, per_context)]

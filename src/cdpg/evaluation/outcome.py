@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,8 @@ class Outcome:
     ended: Tensor
     """``[context, sample]``: 1 where an end token or the stop rule ended a sample, 0 where the limit cut it."""
     seconds: float
+    unmeasured: Counter[str] = field(default_factory=Counter)
+    """How often measuring an output failed for reasons that are not the text's, by kind."""
 
     def __post_init__(self) -> None:
         """Let go of what is of no use after the tables are made, and large: the tokens' log-probabilities."""
@@ -48,6 +49,13 @@ class Outcome:
     def table(self, name: str) -> Tensor:
         """A ``[context, sample]`` tensor of the blocks, whole."""
         return torch.cat([getattr(block, name) for block in self.blocks])
+
+    def features(self) -> dict[str, Array]:
+        """The task's features, ``[context, output]``; of samples, those whose check failed have none (NaN)."""
+        if self.beams is not None:
+            return dict(self.measured.features)
+        valid = self.table("valid").numpy()
+        return {name: np.where(valid, values, np.nan) for name, values in self.measured.features.items()}
 
 
 def _without_token_scores(block: Epoch) -> Epoch:
@@ -82,7 +90,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         found["checks_failed"] = mean_statistic((~valid).double().mean(dim=1).numpy())
     if outcome.beam_b is not None:
         found["satisfaction_beam"] = mean_statistic(np.array(outcome.beam_b, dtype=np.float64))
-    for name, values in outcome.measured.features.items():
+    for name, values in outcome.features().items():
         found[name] = mean_statistic(context_means(values))
     return {**found, **outcome.measured.corpus}
 
@@ -103,16 +111,16 @@ def ideal_means(base: Outcome) -> dict[str, Array]:
     weight = (base.table("b") * base.table("valid")).double().numpy()
     features = {"length": base.table("lengths").double().numpy()}
     if base.beams is None:
-        features |= base.measured.features
+        features |= base.features()
     return {name: context_means(values, weight) for name, values in features.items()}
 
 
 def model_means(outcome: Outcome) -> dict[str, Array]:
     """The same features of a model's own samples, ``[context]``."""
     lengths = outcome.table("lengths").double().masked_fill(~outcome.table("valid"), float("nan"))
-    features: Mapping[str, Array] = {"length": lengths.numpy()}
+    features = {"length": lengths.numpy()}
     if outcome.beams is None:
-        features = {**features, **outcome.measured.features}
+        features |= outcome.features()
     return {name: context_means(values) for name, values in features.items()}
 
 

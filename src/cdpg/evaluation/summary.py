@@ -91,7 +91,8 @@ class Evaluation:
             "confidence": CONFIDENCE,
             "seed": self.seed,
             **(metrics if models else {"models": metrics}),
-            "changes": {shown: self._changes(name) for name, shown in tuned.items()},
+            "changes": {shown: self._changes(name, BASE) for name, shown in tuned.items()},
+            **self._between(tuned),
             **self._against_ideal(names),
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
@@ -106,13 +107,27 @@ class Evaluation:
         if failed:
             many = ": too many for the figures to be relied upon" if failed > self.failures_allowed * total else ""
             yield f"{shown}: the check failed on {failed:,} of {total:,} samples, which are left out{many}"
+        unmeasured = self.outcomes[name].unmeasured
+        if unmeasured:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in unmeasured.most_common())
+            yield (
+                f"{shown}: measuring the outputs failed {unmeasured.total():,} times ({kinds}), and what it would "
+                "have told is left out"
+            )
 
     def _resamples(self) -> Array:
         return resample(len(self.outcomes[BASE].contexts), self.seed)
 
-    def _changes(self, name: str) -> dict[str, Any]:
-        """Difference from and ratio to the base, paired by context."""
-        resamples, before = self._resamples(), self.statistics[BASE]
+    def _between(self, tuned: Mapping[str, str]) -> dict[str, Any]:
+        """Every other tuned model against the first of them, where there are several."""
+        if len(tuned) < 2:
+            return {}
+        first, *others = tuned
+        return {"between": {tuned[first]: {tuned[name]: self._changes(name, first) for name in others}}}
+
+    def _changes(self, name: str, reference: str) -> dict[str, Any]:
+        """Difference from and ratio to another model, paired by context."""
+        resamples, before = self._resamples(), self.statistics[reference]
         return {
             metric: {
                 "difference": difference(statistic, before[metric], resamples).to_mapping(),

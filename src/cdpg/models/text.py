@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from cdpg.contexts import Context
@@ -38,6 +38,36 @@ class Codec:
         prompts = [self._fit(self._ids(context), room) for context in contexts]
         self._refuse_long(contexts, prompts, room, max_length)
         return prompts
+
+    def differences(self, base: Codec, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
+        """In what this reading and writing of tokens is not the base's, a clause each; ``contexts`` are tried on both.
+
+        Windows may differ, as long as the base's prompts fit into both.
+        """
+        if self.seq2seq != base.seq2seq:
+            kinds = {True: "an encoder and a decoder", False: "a decoder alone"}
+            yield f"it has {kinds[self.seq2seq]}, the base {kinds[base.seq2seq]}"
+            return
+        own, theirs = self.tokenizer.get_vocab(), base.tokenizer.get_vocab()
+        if own != theirs:
+            odd = sum(theirs.get(token) != number for token, number in own.items())
+            missing = len(theirs.keys() - own.keys())
+            yield (
+                f"its tokenizer has {len(own):,} tokens, the base's {len(theirs):,}; {odd:,} of its own stand for "
+                f"nothing or another id there, and {missing:,} of the base's are missing"
+            )
+            return
+        if self.end_ids != base.end_ids:
+            yield f"its texts end with token {_listed(self.end_ids)}, the base's with {_listed(base.end_ids)}"
+        other = next((context for context in contexts if self._ids(context) != base._ids(context)), None)
+        if other is not None:
+            yield f"it reads the held-out prompt of row {other.row} as other tokens"
+        longest = max(map(len, base.encode(contexts, max_length)), default=0)
+        needed = longest if self.seq2seq else longest + max_length
+        if self.window is not None and needed > self.window:
+            with_it = "" if self.seq2seq else " with its completion"
+            prompt = f"the longest held-out prompt of the base takes {needed}{with_it}"
+            yield f"its window is {self.window} tokens, and {prompt}"
 
     def _refuse_long(
         self, contexts: Sequence[Context], prompts: list[Prompt], room: int | None, max_length: int
@@ -108,3 +138,7 @@ class Codec:
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(ids))) or "none"

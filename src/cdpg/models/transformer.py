@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,15 @@ class TransformerModel(LanguageModel):
 
     def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         return self.codec.decode(prompt, tokens)
+
+    def token_differences(self, base: TransformerModel, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
+        """In what this model's tokens are not the base's, a clause each: neither could score what the other drew.
+
+        ``contexts`` are those that both are to complete, by ``max_length`` tokens.
+        """
+        yield from self.codec.differences(base.codec, contexts, max_length)
+        if self.vocabulary != base.vocabulary:
+            yield f"it predicts {self.vocabulary:,} tokens, the base {base.vocabulary:,}"
 
     def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
         with self._precision():

@@ -102,7 +102,8 @@ class Table:
 def tables_of(study: Study) -> list[Table]:
     """Every table that the study has figures for."""
     tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
-    return [part for table in (*_seeds(study), *tables, *_ideal(study), *_costs(study)) for part in _parts(table)]
+    found = (*_seeds(study), *tables, *_between(study), *_ideal(study), *_costs(study))
+    return [part for table in found for part in _parts(table)]
 
 
 def _parts(table: Table) -> Iterator[Table]:
@@ -249,6 +250,33 @@ def _change(change: Interval, digits: int) -> str:
 
 def _column(metric: Metric) -> Column:
     return Column(axis_label(metric), metric.meaning, metric.better or "")
+
+
+def _between(study: Study) -> Iterator[Table]:
+    """Every other tuned model against the first: an interval without 0 tells the two apart."""
+    first, others = next(iter(mapping(study.evaluation.get("between")).items()), ("", None))
+    per_model = {model: mapping(part) for model, part in mapping(others).items()}
+    known = [name for name in study.metrics if any(name in part for part in per_model.values())]
+    names = [name for key, _, group in _grouped(known) if key != "sampling" for name in group]
+    if not names:
+        return
+    rows, lines = [], [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
+    for model, part in per_model.items():
+        values = [interval(mapping(part.get(name)).get("difference")) for name in names]
+        cells = tuple(_difference_cell(value, describe(name)) for value, name in zip(values, names, strict=True))
+        rows.append(Row(study.label_of(model), study.style_of(model).color, cells))
+        flat = [end for value in values for end in ((value.mean, value.low, value.high) if value else (None,) * 3)]
+        lines.append([model, *flat])  # type: ignore[list-item]
+    columns = tuple(_column(describe(name)) for name in names)
+    title = f"Differences from {study.label_of(first)}, paired by context"
+    yield Table("between", title, columns, tuple(rows), to_csv(lines))
+
+
+def _difference_cell(value: Interval | None, metric: Metric) -> Cell:
+    if value is None:
+        return Cell("–")
+    shown, _, ends = _change(value, metric.digits).partition(" ")
+    return Cell(shown, ends, sort=value.mean)
 
 
 def _ideal(study: Study) -> Iterator[Table]:

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+OF_THE_TEXT = frozenset({"cpu", "memory", "recursion", "crashed"})
+"""Failures that a marked function owes to the text alone: it fails so on every machine."""
+
 _TRAITS = "__cdpg_check__"
 _EXHAUSTION: contextvars.ContextVar[Counter[str] | None] = contextvars.ContextVar("exhaustion", default=None)
 
