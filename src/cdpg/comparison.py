@@ -22,6 +22,7 @@ from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
+from cdpg.parallel import processes_here
 from cdpg.provenance import how_to_resume, versions
 from cdpg.rows import unheard
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
@@ -135,6 +136,8 @@ def train_side_by_side(
     Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
     other. What a run says goes to ``output.txt`` in its folder. ``heed`` raises when it is time to end.
     """
+    if processes_here() > 1:
+        raise UserError("--jobs starts runs by itself, and a launcher has started several processes already: drop one")
     waiting = [run for run in runs if not (resume and run.is_done())]
     waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
     under_way: dict[str, subprocess.Popen[bytes]] = {}

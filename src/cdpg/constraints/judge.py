@@ -14,7 +14,7 @@ from typing import Any
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.workers.frames import is_plain
-from cdpg.workers.functions import exhaustion_counted, reference_of, traits_of
+from cdpg.workers.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
 from cdpg.workers.limits import Limits
 from cdpg.workers.pool import CannotStart, Failure, Outcomes, Pool
 from cdpg.workers.worker import in_words, one_for_each, shortened, told
@@ -27,8 +27,6 @@ That is the signature of TRL's reward functions: one with values in [0, 1] fits 
 
 _HEAVY = ("torch", "transformers")
 _OURS = ("completions", "completion_ids")
-_OF_THE_TEXT = frozenset({"cpu", "memory", "recursion", "crashed"})
-"""Failures that a built-in check owes to the text alone: they are a verdict."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class Judge:
                 verdict = as_verdict(value) if sample not in found.failures else found.failures[sample]
                 if isinstance(verdict, float):
                     b[sample] *= verdict
-                elif at_fault and verdict.kind in _OF_THE_TEXT:
+                elif at_fault and verdict.kind in OF_THE_TEXT:
                     b[sample] = 0.0
                     exhausted[verdict.kind] += 1
                 else:
