@@ -298,19 +298,23 @@ def test_an_evaluation_reads_no_more_than_it_needs(tmp_path: Path, monkeypatch: 
 
 
 def test_a_data_set_with_a_script_is_read_as_the_hub_converted_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+    asked: list[tuple[str | None, ...]] = []
 
-    def load_dataset(path: str, name: str, split: str, revision: str | None = None) -> list[dict[str, Any]]:
-        asked.append(revision)
+    def load_dataset(
+        path: str, name: str | None = None, split: str = "", data_dir: str | None = None, revision: str | None = None
+    ) -> list[dict[str, Any]]:
+        asked.append((name, data_dir, revision))
         if revision is None:
             raise RuntimeError("Dataset scripts are no longer supported, but found code_search_net.py")
+        if name is not None:
+            raise ValueError(f"BuilderConfig {name!r} not found. Available: ['default']")
         return HUB[path]
 
     module = types.ModuleType("datasets")
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
     assert len(job_of("code-compilability", preset="paper").load(ignore).tuning) == 15
-    assert asked == [None, "refs/convert/parquet"]
+    assert asked == [("python", None, None), (None, "python", "refs/convert/parquet")]
 
 
 def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

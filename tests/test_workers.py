@@ -600,7 +600,7 @@ def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
     found = [log.too_many(epoch(failed)) for failed in (1, 1, 1, 1, 1, 0, 1)]
     assert [problem is None for problem in found] == [True] * 6 + [False]
     assert "1 of 8 samples of epoch 1" in str(found[-1])
-    assert "more than the 5% of the last 56" in str(found[-1])
+    assert "more than the 5% that check_failures allows (6 of the last 56)" in str(found[-1])
     assert log.too_many(epoch(0, 100)) is None  # and what lies far behind is forgotten
     assert log.too_many(epoch(1)) is None
     assert log.too_many(epoch(8)) is not None

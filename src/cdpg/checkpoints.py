@@ -266,7 +266,9 @@ def _verify(path: Path, expected: Mapping[str, Any]) -> None:
 def _unreadable(path: Path, error: OSError) -> RunError:
     """A missing file is damage. One that cannot be read now may be whole: to go on without it would lose it."""
     reason = f"{str(path)!r} cannot be read: {error.strerror or error}"
-    return CorruptCheckpoint(reason) if isinstance(error, FileNotFoundError) else RunError(reason)
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        return CorruptCheckpoint(reason)
+    return RunError(f"{reason}: make it readable and try again, or remove that checkpoint to go on from the one before")
 
 
 # --- finding ---

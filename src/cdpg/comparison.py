@@ -22,7 +22,7 @@ from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
-from cdpg.parallel import processes_here
+from cdpg.parallel import processes_in_all
 from cdpg.provenance import how_to_resume, versions
 from cdpg.rows import unheard
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
@@ -101,19 +101,11 @@ def carry_out(
 ) -> dict[str, Any] | None:
     """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
     with GentleStop() as stop:
-
-        def heed() -> None:
-            stop.heed("stopped, and what was done is on the disk", how_to_resume(command))
-
-        def tell_and_heed(text: str) -> None:
-            heed()
-            tell(text)
-
         if jobs > 1:
-            train_side_by_side(runs, jobs, resume, tell, heed)
+            train_side_by_side(runs, jobs, command, resume, stop, tell)
         else:
-            train_all(runs, inputs, command, resume, tell_and_heed)
-        return compare(job, inputs, runs, command, tell_and_heed)
+            train_all(runs, inputs, command, resume, tell)
+        return compare(job, inputs, runs, command, tell, stop)
 
 
 def train_all(
@@ -129,14 +121,19 @@ def train_all(
 
 
 def train_side_by_side(
-    runs: Sequence[Entrant], jobs: int, resume: bool, tell: Callable[[str], None], heed: Callable[[], None]
+    runs: Sequence[Entrant],
+    jobs: int,
+    command: str | None,
+    resume: bool,
+    stop: GentleStop,
+    tell: Callable[[str], None],
 ) -> None:
     """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
 
     Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
-    other. What a run says goes to ``output.txt`` in its folder. ``heed`` raises when it is time to end.
+    other. What a run says goes to ``output.txt`` in its folder. A signal is passed on to all of them.
     """
-    if processes_here() > 1:
+    if processes_in_all() > 1:
         raise UserError("--jobs starts runs by itself, and a launcher has started several processes already: drop one")
     waiting = [run for run in runs if not (resume and run.is_done())]
     waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
@@ -149,7 +146,9 @@ def train_side_by_side(
                 tell(f"{run.name}: started; its progress is in {_output(run)}")
                 under_way[run.name] = _start(run, resume, environment)
             time.sleep(0.2)
-            heed()
+            if stop.received is not None:
+                situation = "stopped, and the runs under way have written checkpoints"
+                raise stop.interruption(situation, how_to_resume(command))
             for run in [run for run in runs if run.name in under_way and under_way[run.name].poll() is not None]:
                 status = under_way.pop(run.name).returncode
                 if status != 0:
@@ -178,7 +177,12 @@ def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subproces
 
 
 def compare(
-    job: Job, inputs: Inputs, runs: Sequence[Entrant], command: str | None, tell: Callable[[str], None]
+    job: Job,
+    inputs: Inputs,
+    runs: Sequence[Entrant],
+    command: str | None,
+    tell: Callable[[str], None],
+    stop: GentleStop | None = None,
 ) -> dict[str, Any] | None:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
 
@@ -186,14 +190,14 @@ def compare(
     """
     held_out = make_trainer(runs[0].job, inputs, command).held_out
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    evaluation = _evaluated(held_out, models, job.task, command, tell)
+    evaluation = _evaluated(held_out, models, job.task, command, tell, stop or GentleStop())
     if evaluation is None:
         return None
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
-    _tell_all(result["notices"], tell)
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
     _write(Path(job.settings.output_dir), runs, evaluation, result)
+    _tell_all(result["notices"], tell)
     return result
 
 
@@ -207,7 +211,7 @@ def evaluate_model(
     held_out = make_trainer(job, inputs, command).held_out
     loaded = load_model(model, job.settings)
     _require_same_tokens(model, loaded, job.model, held_out)
-    found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell)
+    found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell, GentleStop())
     if found is None:
         return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
@@ -229,12 +233,12 @@ def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_o
 
 
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
+    write_json(folder / FILE, result)
     for run in runs:
         own = evaluation.to_mapping({BASE: BASE, run.name: TUNED}) | {"costs": {TUNED: costs(run.folder)}}
         with run.folder:
             write_json(run.folder.evaluation, own)
             write_card(run.folder.model, run.folder)
-    write_json(folder / FILE, result)
 
 
 def _evaluated(
@@ -243,11 +247,21 @@ def _evaluated(
     task: str | None,
     command: str | None,
     tell: Callable[[str], None],
+    stop: GentleStop,
 ) -> Evaluation | None:
-    heard = tell if held_out.processes.is_main else unheard
+    """All models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
+    processes = held_out.processes
+
+    def heed_and_tell(text: str) -> None:
+        if processes.any(stop.received is not None):
+            raise stop.interruption("stopped before the evaluation was done", how_to_resume(command))
+        if processes.is_main:
+            tell(text)
+
     with closing(held_out):
-        found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, heard)
-    _tell_all(held_out.judge.notices, heard)
+        found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, heed_and_tell)
+    _tell_all(held_out.judge.notices, tell if processes.is_main else unheard)
+    held_out.judge.notices.clear()
     return found
 
 

@@ -130,7 +130,8 @@ class CDPGConfig:
     check_memory: int = 1024
     """Megabytes that a worker may use beyond what it had at its start."""
     check_failures: float = 0.05
-    """The run stops when a larger share of an epoch's samples fails (of 100 samples at least)."""
+    """The run stops when a larger share of an epoch's samples fails; one of fewer than 100 is taken together with those
+    before it, and counts as 100 at least."""
 
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""

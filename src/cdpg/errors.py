@@ -18,7 +18,7 @@ class RunError(CDPGError):
 
 
 class Interrupted(CDPGError):
-    """A signal ended the run after a checkpoint was written."""
+    """A signal ended what was under way; the message says what is saved and how to go on."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -42,10 +42,10 @@ class FailureLog:
                 f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; "
                 "if the constraint needs a GPU or what only the training process has, set check_workers: 0"
             )
-        last = f" of the last {among:,}" if among > total else ""
+        last = f" ({recently:,} of the last {among:,})" if among > total else ""
         return (
             f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
-            f"more than the {self._share:.0%}{last} that check_failures allows{example}; examples are in "
+            f"more than the {self._share:.0%} that check_failures allows{last}{example}; examples are in "
             f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, "
             "and continue with --resume"
         )

@@ -157,9 +157,12 @@ class Job:
             return contexts, contexts
         tuning = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
         held_out = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
-        held_out = held_out[:_MOST_HELD_OUT]  # of a single large file
+        spare = len(held_out) - _MOST_HELD_OUT  # of a single large file
+        unused = f", and {spare:,} that belong with them are not used" if spare > 0 else ""
+        held_out = held_out[:_MOST_HELD_OUT]
         notify(
-            f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation; --eval-contexts names others"
+            f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation{unused}; --eval-contexts names "
+            "others"
         )
         return tuning, held_out
 

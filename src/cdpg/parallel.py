@@ -46,6 +46,10 @@ class Processes:
         summed: Tensor = self.accelerator.reduce(moved.clone(), reduction="sum")
         return summed.to(tensor.device)
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so in any process."""
+        return bool(self.total(torch.tensor(int(flag))))
+
     def join(self, own: Tensor, share: range, total: int) -> Tensor:
         """Put every process's rows together, ``[share, …]`` to ``[total, …]``."""
         whole = own.new_zeros(total, *own.shape[1:])
@@ -74,7 +78,16 @@ class Processes:
 
 def processes_here() -> int:
     """Training processes on this machine, as a launcher says it: they share the cores."""
-    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return _launched("LOCAL_WORLD_SIZE")
+
+
+def processes_in_all() -> int:
+    """Training processes on all machines, as a launcher says it."""
+    return _launched("WORLD_SIZE")
+
+
+def _launched(variable: str) -> int:
+    count = os.environ.get(variable, "1")
     return int(count) if count.isdigit() else 1
 
 

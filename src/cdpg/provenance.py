@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import shlex
 import shutil
@@ -74,17 +73,25 @@ def weights_digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _adapters(module: nn.Module) -> str | None:
-    """SHA-256 of how the adapters were asked for: a scale or a dropout shows in no shape."""
+def _adapters(module: nn.Module) -> dict[str, Any] | None:
+    """How the adapters were asked for, where it differs from the defaults: a scale or a dropout shows in no shape."""
     asked = getattr(module, "peft_config", None)
     if not isinstance(asked, Mapping):
         return None
-    described = {name: {**config.to_dict(), "peft_version": None} for name, config in asked.items()}
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=_plain).encode()).hexdigest()
+    return {name: _chosen(config) for name, config in asked.items()}
 
 
-def _plain(value: Any) -> Any:
-    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
+def _chosen(config: Any) -> dict[str, str]:
+    """Not all settings, for a later PEFT has more; and the base is known by its weights."""
+    usual = type(config)().to_dict()
+    differing = {key: value for key, value in config.to_dict().items() if value != usual.get(key)}
+    return {
+        key: _text(differing[key]) for key in sorted(differing.keys() - {"peft_version", "base_model_name_or_path"})
+    }
+
+
+def _text(value: Any) -> str:
+    return str(sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value)
 
 
 def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
@@ -104,7 +111,7 @@ def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: M
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
         for key in ("model", "base", "adapters", "device", "processes", "constraints", "stop", "contexts", "tokens")
-        if before[key] != now[key]
+        if before.get(key, now[key]) != now[key]
     ]
     if changes:
         raise UserError(
@@ -148,7 +155,7 @@ def _other_measures(
 ) -> list[str]:
     """What changed and lets earlier and later lines of the run's files mean different things."""
     changes = _changed(_MEASURING, then, config)
-    if before["held_out"] != now["held_out"]:
+    if before.get("held_out", now["held_out"]) != now["held_out"]:
         changes.append(f"there were {before['held_out']['count']} held-out contexts, now there are others")
     notices = []
     if changes:

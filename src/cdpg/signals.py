@@ -12,7 +12,7 @@ from typing import Any
 
 from cdpg.errors import Interrupted
 
-_NOTICE = "\nfinishing this epoch and writing a checkpoint; press Ctrl-C again to stop at once\n"
+_NOTICE = "\nfinishing what is under way and saving it; press Ctrl-C again to stop at once\n"
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a scheduler, a terminal that is closed."""
 
@@ -20,8 +20,8 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class GentleStop:
     """While active, remembers the signal that asked the run to end; does nothing outside the main thread.
 
-    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. One within another leaves to the
-    other what it has heard.
+    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. One within another hears what the
+    other has heard, and leaves to it what it hears.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,8 @@ class GentleStop:
             for number in _CAUGHT:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._remember)
+        for outer in self._outer():
+            self.received = outer.received
         return self
 
     def __exit__(
@@ -40,14 +42,16 @@ class GentleStop:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-            outer = getattr(handler, "__self__", None)
-            if isinstance(outer, GentleStop) and outer.received is None:
-                outer.received = self.received
+        for outer in self._outer():
+            outer.received = outer.received or self.received
 
-    def heed(self, situation: str, how_to_resume: str) -> None:
-        """Raise Interrupted if a signal has come."""
-        if self.received is not None:
-            raise Interrupted(f"{situation}; continue with: {how_to_resume}", self.received)
+    def _outer(self) -> set[GentleStop]:
+        owners = (getattr(handler, "__self__", None) for handler in self._previous.values())
+        return {owner for owner in owners if isinstance(owner, GentleStop)}
+
+    def interruption(self, situation: str, how_to_resume: str) -> Interrupted:
+        """What to raise where a signal is heeded; it may have come to another process alone."""
+        return Interrupted(f"{situation}; continue with: {how_to_resume}", self.received or signal.SIGTERM)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -10,7 +9,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 
@@ -154,15 +152,16 @@ class CDPGTrainer:
                 self._tell_checks(record, progress)
                 if self._evaluation_is_due(number):
                     self._evaluate_along(number, progress, stop)
-                signalled = self._any(stop.received is not None)
-                ending = number == self.args.epochs or self._any(self._callbacks.should_stop)
+                signalled = self.processes.any(stop.received is not None)
+                ending = number == self.args.epochs or self.processes.any(self._callbacks.should_stop)
                 nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
                 hopeless = nonfinite_epochs == _NONFINITE_LIMIT
                 if ending or hopeless or signalled or number % self.args.save_every == 0:
                     self._save_checkpoint(number)
                 if hopeless:
                     raise self._hopeless(number)
-                self._heed(stop, f"stopped after epoch {number}, a checkpoint is written")
+                if signalled:  # asked once: for a signal that came since, nothing is saved yet
+                    self._heed(stop, f"stopped after epoch {number}, a checkpoint is written")
                 if ending:
                     break
             self._callbacks.call("on_train_end")
@@ -244,6 +243,7 @@ class CDPGTrainer:
             self._rescue(number - 1, tell)
             if self.processes.is_main:
                 self._failures.append(epoch)
+            self.processes.wait()  # or a launcher ends the main process while it writes
             raise RunError(problem)
         summary = self._updater.update(epoch)
         watch.lap("gradient")
@@ -282,7 +282,7 @@ class CDPGTrainer:
     def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
         """Save what was done, when the next epoch came to grief before it changed anything."""
         if done and self.processes.is_main:
-            with suppress(CDPGError):
+            with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # what is told is the trouble itself
                 self._write_checkpoint(done)
                 tell(f"a checkpoint of epoch {done} is written")
 
@@ -292,15 +292,10 @@ class CDPGTrainer:
             f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
         )
 
-    def _any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
-        return bool(self.processes.total(torch.tensor(int(flag))))
-
     def _heed(self, stop: GentleStop, situation: str) -> None:
         """End here, in all processes, if a signal has come to any."""
-        if self._any(stop.received is not None):
-            stop.received = stop.received or signal.SIGTERM
-            stop.heed(situation, provenance.how_to_resume(self._origin["command"]))
+        if self.processes.any(stop.received is not None):
+            raise stop.interruption(situation, provenance.how_to_resume(self._origin["command"]))
 
     def _tell_checks(self, record: Mapping[str, Any], progress: Progress) -> None:
         while self.judge.notices:
@@ -346,17 +341,17 @@ class CDPGTrainer:
             if checkpoint is not None:
                 # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
                 prune(self.folder.checkpoints, checkpoint.epoch, self.args.keep_checkpoints)
-            if done < self.args.epochs:  # what an earlier end has left is no longer the run's
-                files.discard(self.folder.model)
-                files.discard(self.folder.evaluation)
             for name, file in self._logs.items():
                 file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
+            if 0 < done < self.args.epochs:  # what an earlier end has left is no longer the run's
+                files.discard(self.folder.model)
+                files.discard(self.folder.evaluation)
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
         last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
-        if self._any(last != done) and self._evaluation_is_due(done):
+        if self.processes.any(last != done) and self._evaluation_is_due(done):
             self._evaluate_along(done, progress, stop)
         return done
 

@@ -183,6 +183,28 @@ def test_a_run_that_goes_on_has_no_model_until_its_new_end(tmp_path: Path) -> No
     assert not (tmp_path / "evaluation.json").exists()
 
 
+def test_a_model_that_lies_in_the_folder_of_a_new_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "precious").touch()
+    with pytest.raises(Trouble):
+        trouble_in(make(tmp_path), 1).train()
+    assert (tmp_path / "model" / "precious").exists()
+
+
+def test_a_checkpoint_without_what_later_versions_record_is_continued(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, later = provenance.check_resume, ("adapters", "tokens", "held_out")
+
+    def older(done: int, state: Any, *rest: Any) -> list[str]:
+        origin = {key: value for key, value in state["origin"].items() if key not in later}
+        return original(done, {**state, "origin": origin}, *rest)
+
+    monkeypatch.setattr(provenance, "check_resume", older)
+    make(run, epochs=5).train(resume_from_checkpoint=True)
+    assert epochs(run) == [1, 2, 3, 4, 5]
+
+
 def test_a_signal_puts_an_evaluation_off_until_the_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

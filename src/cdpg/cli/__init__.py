@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable
@@ -25,19 +26,24 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _status(command: Callable[[], Any]) -> int:
-    console = Console(stderr=True)
     try:
         command()
     except CDPGError as error:
-        console.print(Text(f"cdpg: {plain_text(str(error), limit=4000)}"), soft_wrap=True)
+        _tell([f"cdpg: {plain_text(str(error), limit=4000)}"])
         return error.exit_status
     except KeyboardInterrupt:
-        console.print(Text("cdpg: interrupted"))
+        _tell(["cdpg: interrupted"])
         return 130
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:  # a fault of the program: told in full, but nothing in it may steer the terminal
-        for line in "".join(traceback.format_exception(error)).splitlines():
-            console.print(Text(plain_text(line, limit=2000)), soft_wrap=True)
+        _tell([plain_text(line, limit=2000) for line in "".join(traceback.format_exception(error)).splitlines()])
         return 1
     return 0
+
+
+def _tell(lines: list[str]) -> None:
+    console = Console(stderr=True)
+    with contextlib.suppress(OSError):  # the terminal may be closed, and the status still counts
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)

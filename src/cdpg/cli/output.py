@@ -18,9 +18,9 @@ from cdpg.runlog import RunFolder, read_json
 from cdpg.tables import models_table
 
 
-def console_of_main(stderr: bool = False) -> Console:
-    """A console that is silent on all but the first of several processes, by the number that a launcher gave them."""
-    return Console(stderr=stderr, quiet=os.environ.get("RANK", "0") != "0")
+def console_of_main() -> Console:
+    """Standard error, silent on all but the first of several processes, by the number that a launcher gave them."""
+    return Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
 
 
 def plan(job: Job, contexts: int, held_out: int) -> str:

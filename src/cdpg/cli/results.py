@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +71,7 @@ def evaluate(
     other_task = task is not None and task != known.get("task")
     values = without_task(known) if other_task else known
     job = Job.from_mapping({**values, **gather(None, given, settings or [])})
-    console = console_of_main(stderr=True)
+    console = console_of_main()
     inputs = job.load(lambda text: note(console, text), to_tune=False)
     from cdpg.card import write_card
     from cdpg.comparison import evaluate_model
@@ -85,9 +84,13 @@ def evaluate(
     # Only what the run was made for belongs into its folder and on its model's card.
     own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
     target = output or (folder.evaluation if own else Path("evaluation.json"))
-    with folder if own else nullcontext():
-        write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
-        if own:
+    figures = result | ({"costs": {"tuned": costs(folder)}} if own else {})
+    if target != folder.evaluation:
+        write_json(target, figures)
+    if own:
+        with folder:
+            if target == folder.evaluation:
+                write_json(target, figures)
             write_card(folder.model, folder)
     models = {name: result[name] for name in ("base", "tuned")}
     Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))

@@ -72,15 +72,14 @@ def run(
     job = make_job(task, {**named, **chosen}, settings, "{task}-{method}")
     if not resume:
         RunFolder(job.settings.output_dir).require_fresh()
-    console = console_of_main(stderr=True)
+    console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
     from cdpg.comparison import make_trainer
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))
-    if trainer.processes.is_main:
-        note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
+    note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
         finish_run(Console(), trainer.folder, record)
@@ -123,7 +122,7 @@ def compare(
         task, {**named, "epochs": epochs, "seed": seed, "output_dir": output_dir}, settings, "compare-{task}"
     )
     names = _method_names(methods)
-    console = console_of_main(stderr=True)
+    console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     from cdpg import comparison
 

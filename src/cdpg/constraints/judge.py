@@ -17,7 +17,7 @@ from cdpg.workers.frames import is_plain
 from cdpg.workers.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
 from cdpg.workers.limits import Limits
 from cdpg.workers.pool import CannotStart, Failure, Outcomes, Pool
-from cdpg.workers.worker import in_words, one_for_each, shortened, told
+from cdpg.workers.worker import in_words, one_for_each, shown, told
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion.
@@ -245,7 +245,7 @@ def as_verdict(value: Any) -> float | Failure:
         number = math.nan
     if 0.0 <= number <= 1.0:
         return number
-    return Failure("value", f"it returned {shortened(repr(value))}, and true, false or a number in [0, 1] is expected")
+    return Failure("value", f"it returned {shown(value)}, and true, false or a number in [0, 1] is expected")
 
 
 def name_of(constraint: Constraint) -> str:

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils.hub import cached_file
-from transformers.utils.peft_utils import find_adapter_config_file
 
 from cdpg import memory
 from cdpg.config import CDPGConfig
@@ -159,7 +158,10 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Modul
     try:
         if Path(name).is_dir():
             _refuse_pickles(Path(name))
-        elif find_adapter_config_file(name) is not None:
+        elif cached_file(
+            name, "adapter_config.json", _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_gated_repo=False,
+        ):  # fmt: skip
             cached_file(name, "adapter_model.safetensors")  # or Transformers takes the pickle
         settings = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         kind: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM

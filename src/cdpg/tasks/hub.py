@@ -78,7 +78,7 @@ def _load(path: str, name: str, split: str) -> Any:
         except RuntimeError as error:
             if "script" not in str(error):  # datasets 4 and later refuse those
                 raise
-            return load_dataset(path, name, split=split, revision=_CONVERTED)
+            return load_dataset(path, data_dir=name, split=split, revision=_CONVERTED)  # there it is a folder
     except Exception as error:  # whatever the network, the hub or the cache has to say
         raise UserError(
             f"cannot load the data set {path} ({name}, {split}) from the hub: {first_line(error)}; try "

@@ -12,6 +12,9 @@ from typing import Any
 _HEADER = struct.Struct("!Q")
 _READ = 1 << 18
 
+_LARGEST_NUMBER = 64
+"""Bits."""
+
 
 class Channel:
     """One end of a socket pair. Reading waits for a message or takes what is there; writing may be put off."""
@@ -125,6 +128,8 @@ def is_plain(value: Any) -> bool:
 
 def as_plain(value: Any) -> Any:
     """A function's result in the types of a message: arrays become lists, other numbers floats; else TypeError."""
+    if type(value) is int and value.bit_length() > _LARGEST_NUMBER:
+        return float(value)  # a message cannot hold one of thousands of digits
     if value is None or type(value) in (bool, int, float, str):
         return value
     if hasattr(value, "tolist"):

@@ -74,7 +74,7 @@ def one_for_each(returned: Any, count: int) -> list[Any] | str:
     except Exception:
         plain = None
     if not isinstance(plain, list):
-        return f"it returned {shortened(repr(returned))}, and a list with a value for each completion is expected"
+        return f"it returned {shown(returned)}, and a list with a value for each completion is expected"
     return plain if len(plain) == count else f"it returned {len(plain)} values for {count} completions"
 
 
@@ -84,7 +84,7 @@ def told(error: BaseException) -> dict[str, Any]:
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return {
         "type": type(error).__name__,
-        "text": shortened(str(error)),
+        "text": _shortened(str(error)),
         "where": where,
         "user": isinstance(error, UserError),
         "kind": next((kind for kind, known in _KINDS.items() if isinstance(error, known)), "exception"),
@@ -96,6 +96,13 @@ def in_words(raised: Mapping[str, Any]) -> str:
     return f"{raised['type']}: {raised['text']}{raised['where']}"
 
 
-def shortened(text: str) -> str:
-    """What a message may hold of a text from outside."""
+def shown(value: Any) -> str:
+    """What a message may hold of a value from outside."""
+    try:
+        return _shortened(repr(value))
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
