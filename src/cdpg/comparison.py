@@ -235,10 +235,18 @@ def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_o
 def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
     write_json(folder / FILE, result)
     for run in runs:
-        own = evaluation.to_mapping({BASE: BASE, run.name: TUNED}) | {"costs": {TUNED: costs(run.folder)}}
-        with run.folder:
-            write_json(run.folder.evaluation, own)
-            write_card(run.folder.model, run.folder)
+        write_evaluation(run.folder.evaluation, evaluation.to_mapping({BASE: BASE, run.name: TUNED}), run.folder)
+
+
+def write_evaluation(target: Path, result: dict[str, Any], run: RunFolder | None) -> None:
+    """Write figures and, if they are those of a run, its costs with them; in its own folder, the model's card too."""
+    figures = result if run is None else result | {"costs": {TUNED: costs(run)}}
+    if run is None or target != run.evaluation:
+        write_json(target, figures)
+        return
+    with run:
+        write_json(target, figures)
+        write_card(run.model, run)
 
 
 def _evaluated(

@@ -161,8 +161,8 @@ class Job:
         unused = f", and {spare:,} that belong with them are not used" if spare > 0 else ""
         held_out = held_out[:_MOST_HELD_OUT]
         notify(
-            f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation{unused}; --eval-contexts names "
-            "others"
+            f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation{unused}; "
+            "--eval-contexts names others"
         )
         return tuning, held_out
 

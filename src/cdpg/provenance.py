@@ -84,10 +84,9 @@ def _adapters(module: nn.Module) -> dict[str, Any] | None:
 def _chosen(config: Any) -> dict[str, str]:
     """Not all settings, for a later PEFT has more; and the base is known by its weights."""
     usual = type(config)().to_dict()
-    differing = {key: value for key, value in config.to_dict().items() if value != usual.get(key)}
-    return {
-        key: _text(differing[key]) for key in sorted(differing.keys() - {"peft_version", "base_model_name_or_path"})
-    }
+    free = ("peft_version", "base_model_name_or_path")
+    asked = sorted(config.to_dict().items())
+    return {key: _text(value) for key, value in asked if key not in free and value != usual.get(key)}
 
 
 def _text(value: Any) -> str:

@@ -73,9 +73,7 @@ def evaluate(
     job = Job.from_mapping({**values, **gather(None, given, settings or [])})
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text), to_tune=False)
-    from cdpg.card import write_card
-    from cdpg.comparison import evaluate_model
-    from cdpg.runlog import costs, write_json
+    from cdpg.comparison import evaluate_model, write_evaluation
 
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
@@ -84,14 +82,7 @@ def evaluate(
     # Only what the run was made for belongs into its folder and on its model's card.
     own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
     target = output or (folder.evaluation if own else Path("evaluation.json"))
-    figures = result | ({"costs": {"tuned": costs(folder)}} if own else {})
-    if target != folder.evaluation:
-        write_json(target, figures)
-    if own:
-        with folder:
-            if target == folder.evaluation:
-                write_json(target, figures)
-            write_card(folder.model, folder)
+    write_evaluation(target, result, folder if own else None)
     models = {name: result[name] for name in ("base", "tuned")}
     Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
     show(Console(), [f"figures: {target}"])
