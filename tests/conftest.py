@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 # Set before anything imports these libraries, and inherited by the processes that tests start. One thread, also
@@ -27,6 +28,13 @@ torch.set_num_threads(1)
 # A slow machine is no failure, and a failure must come back when the test is run again.
 settings.register_profile("cdpg", deadline=None, derandomize=True)
 settings.load_profile("cdpg")
+
+
+def pytest_configure() -> None:
+    """Tests send signals to what they start, which inherits those that a shell or nohup had these tests ignore."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
