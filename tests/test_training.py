@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -493,3 +494,15 @@ def test_callbacks_are_given_what_hugging_face_gives_them(tmp_path: Path) -> Non
     assert seen["processing_class"] is tokenizer
     assert seen["optimizer"] is trainer.optimizer
     assert seen["logged"] == (1, trainer.model)
+
+
+def test_a_model_that_could_not_be_saved_is_refused_at_once(tmp_path: Path) -> None:
+    model = tiny.make_model("llama")
+    model.hf_quantizer = types.SimpleNamespace(
+        is_serializable=lambda: False, quantization_config=types.SimpleNamespace(quant_method="gguf")
+    )
+    with pytest.raises(UserError, match=r"quantised \(gguf\), and what is tuned could not be saved"):
+        CDPGTrainer(
+            model, lambda prompts, completions: [True] * len(prompts), CDPGConfig(output_dir=str(tmp_path)), ["a"],
+            processing_class=tiny.tokenizer_for("llama"),
+        )  # fmt: skip

@@ -53,8 +53,21 @@ def load_policy_and_base(
         base.module.requires_grad_(False)
         return model, base
     policy = load_model(model, config, tokenizer, device, peft_config)
+    if not policy.has_adapters:
+        _refuse_what_cannot_be_saved(policy.module)
     with _memory():
         return policy, policy if policy.has_adapters else policy.frozen_copy()
+
+
+def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
+    """A quantised model that Transformers cannot write: that should not come out when the run is done."""
+    quantizer = getattr(module, "hf_quantizer", None)
+    if quantizer is not None and not quantizer.is_serializable():
+        raise UserError(
+            f"the model is quantised ({quantizer.quantization_config.quant_method}), and what is tuned could not be "
+            "saved: load its weights into a model that is not (without quantization_config), or train adapters "
+            "(peft_config)"
+        )
 
 
 def _memory() -> AbstractContextManager[None]:
