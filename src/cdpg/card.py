@@ -18,7 +18,7 @@ from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.progress import plain_text
-from cdpg.runlog import RunFolder, costs, read_json
+from cdpg.runlog import RunFolder, costs, read_json, write_json
 
 FILE = "README.md"
 _HUB_ID = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"
@@ -28,6 +28,15 @@ _METHODS = {
     "reinforce": "Reinforce, which maximises the constraint alone",
     "ziegler": "PPO with a penalty on the distance from the base",
 }
+
+
+def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a run's figures, its costs with them, and its model's card anew; what was written."""
+    figures = {**result, "costs": {"tuned": costs(run)}}
+    write_json(run.evaluation, figures)
+    if run.model.is_dir():
+        write_card(run.model, run)
+    return figures
 
 
 def write_card(model: Path, run: RunFolder) -> None:

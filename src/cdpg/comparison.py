@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from cdpg.card import write_card
+from cdpg.card import write_evaluation
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.summary import BASE, Evaluation
@@ -23,7 +23,7 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 from cdpg.parallel import processes_in_all
-from cdpg.provenance import how_to_resume, versions
+from cdpg.provenance import heed, how_to_resume, versions
 from cdpg.rows import unheard
 from cdpg.runlog import RunFolder, costs, write_json, write_yaml
 from cdpg.signals import GentleStop
@@ -182,7 +182,7 @@ def compare(
     runs: Sequence[Entrant],
     command: str | None,
     tell: Callable[[str], None],
-    stop: GentleStop | None = None,
+    stop: GentleStop,
 ) -> dict[str, Any] | None:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
 
@@ -190,13 +190,16 @@ def compare(
     """
     held_out = make_trainer(runs[0].job, inputs, command).held_out
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    evaluation = _evaluated(held_out, models, job.task, command, tell, stop or GentleStop())
+    evaluation = _evaluated(held_out, models, job.task, command, tell, stop)
     if evaluation is None:
         return None
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
-    _write(Path(job.settings.output_dir), runs, evaluation, result)
+    write_json(Path(job.settings.output_dir) / FILE, result)
+    for run in runs:
+        with run.folder:
+            write_evaluation(run.folder, evaluation.to_mapping({BASE: BASE, run.name: TUNED}))
     _tell_all(result["notices"], tell)
     return result
 
@@ -232,23 +235,6 @@ def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_o
         )
 
 
-def _write(folder: Path, runs: Sequence[Entrant], evaluation: Evaluation, result: dict[str, Any]) -> None:
-    write_json(folder / FILE, result)
-    for run in runs:
-        write_evaluation(run.folder.evaluation, evaluation.to_mapping({BASE: BASE, run.name: TUNED}), run.folder)
-
-
-def write_evaluation(target: Path, result: dict[str, Any], run: RunFolder | None) -> None:
-    """Write figures and, if they are those of a run, its costs with them; in its own folder, the model's card too."""
-    figures = result if run is None else result | {"costs": {TUNED: costs(run)}}
-    if run is None or target != run.evaluation:
-        write_json(target, figures)
-        return
-    with run:
-        write_json(target, figures)
-        write_card(run.model, run)
-
-
 def _evaluated(
     held_out: HeldOut,
     models: Mapping[str, Callable[[], LanguageModel]],
@@ -261,8 +247,7 @@ def _evaluated(
     processes = held_out.processes
 
     def heed_and_tell(text: str) -> None:
-        if processes.any(stop.received is not None):
-            raise stop.interruption("stopped before the evaluation was done", how_to_resume(command))
+        heed(stop, processes, "stopped before the evaluation was done", command)
         if processes.is_main:
             tell(text)
 

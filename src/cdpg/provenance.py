@@ -19,6 +19,8 @@ from cdpg.config import CDPGConfig
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
+from cdpg.parallel import Processes
+from cdpg.signals import GentleStop
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
 _FREE = frozenset(
@@ -171,6 +173,12 @@ def _changed(keys: frozenset[str], then: CDPGConfig, config: CDPGConfig) -> list
         for key in sorted(keys)
         if getattr(then, key) != getattr(config, key)
     ]
+
+
+def heed(stop: GentleStop, processes: Processes, situation: str, command: str | None) -> None:
+    """End here, in all processes, if a signal has come to any: what ``command`` started can be resumed."""
+    if processes.any(stop.received is not None):
+        raise stop.interruption(situation, how_to_resume(command))
 
 
 def how_to_resume(command: str | None) -> str:

@@ -35,7 +35,7 @@ from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_c
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
-from cdpg.runlog import JsonlFile, RunFolder, costs, last_record, write_folder, write_json, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, last_record, write_folder, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -193,11 +193,7 @@ class CDPGTrainer:
             found = self._examination.final(tell or unheard)
         if found is None:  # not the main process
             return {}
-        result = found.to_mapping({BASE: BASE, TUNED: TUNED}) | {"costs": {TUNED: costs(self.folder)}}
-        write_json(self.folder.evaluation, result)
-        if self.folder.model.is_dir():
-            card.write_card(self.folder.model, self.folder)
-        return result
+        return card.write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
@@ -293,9 +289,7 @@ class CDPGTrainer:
         )
 
     def _heed(self, stop: GentleStop, situation: str) -> None:
-        """End here, in all processes, if a signal has come to any."""
-        if self.processes.any(stop.received is not None):
-            raise stop.interruption(situation, provenance.how_to_resume(self._origin["command"]))
+        provenance.heed(stop, self.processes, situation, self._origin["command"])
 
     def _tell_checks(self, record: Mapping[str, Any], progress: Progress) -> None:
         while self.judge.notices:

@@ -73,7 +73,9 @@ def evaluate(
     job = Job.from_mapping({**values, **gather(None, given, settings or [])})
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text), to_tune=False)
-    from cdpg.comparison import evaluate_model, write_evaluation
+    from cdpg.card import write_evaluation
+    from cdpg.comparison import evaluate_model
+    from cdpg.runlog import costs, write_json
 
     quiet_transformers()
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
@@ -82,7 +84,11 @@ def evaluate(
     # Only what the run was made for belongs into its folder and on its model's card.
     own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
     target = output or (folder.evaluation if own else Path("evaluation.json"))
-    write_evaluation(target, result, folder if own else None)
+    if own and output is None:
+        with folder:
+            write_evaluation(folder, result)
+    else:
+        write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     models = {name: result[name] for name in ("base", "tuned")}
     Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
     show(Console(), [f"figures: {target}"])

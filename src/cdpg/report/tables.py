@@ -7,7 +7,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdpg.evaluation.catalogue import METRICS, Metric
@@ -260,16 +260,25 @@ def _between(study: Study) -> Iterator[Table]:
     names = [name for key, _, group in _grouped(known) if key != "sampling" for name in group]
     if not names:
         return
-    rows, lines = [], [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
+    rows, found = [], {}
     for model, part in per_model.items():
         values = [interval(mapping(part.get(name)).get("difference")) for name in names]
         cells = tuple(_difference_cell(value, describe(name)) for value, name in zip(values, names, strict=True))
         rows.append(Row(study.label_of(model), study.style_of(model).color, cells))
-        flat = [end for value in values for end in ((value.mean, value.low, value.high) if value else (None,) * 3)]
-        lines.append([model, *flat])  # type: ignore[list-item]
+        found[model] = values
     columns = tuple(_column(describe(name)) for name in names)
     title = f"Differences from {study.label_of(first)}, paired by context"
-    yield Table("between", title, columns, tuple(rows), to_csv(lines))
+    yield Table("between", title, columns, tuple(rows), _interval_csv(names, found))
+
+
+def _interval_csv(names: Sequence[str], found: Mapping[str, Sequence[Interval | None]]) -> str:
+    """A line a model, with mean and ends of each metric."""
+    lines: list[list[object]] = [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
+    for model, values in found.items():
+        lines.append([model])
+        for value in values:
+            lines[-1] += [None] * 3 if value is None else [value.mean, value.low, value.high]
+    return to_csv(lines)
 
 
 def _difference_cell(value: Interval | None, metric: Metric) -> Cell:
@@ -285,16 +294,15 @@ def _ideal(study: Study) -> Iterator[Table]:
     names = list(dict.fromkeys(name for part in per_model.values() for name in mapping(part)))[:12]
     if not names:
         return
-    rows, lines = [], [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
+    rows, found = [], {}
     for model in (model for model in study.models if model in per_model):
         values = [interval(mapping(per_model[model]).get(name)) for name in names]
         cells = tuple(_interval_cell(value, Metric("", "", digits=3)) for value in values)
         rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=model == BASE_NAME))
-        flat = [end for value in values for end in ((value.mean, value.low, value.high) if value else (None,) * 3)]
-        lines.append([model, *flat])  # type: ignore[list-item]
+        found[model] = values
     columns = tuple(Column(describe(name).label, f"Model / ideal. {describe(name).meaning}") for name in names)
     title = "Against the ideal model (ratios; 1 is the ideal)"
-    yield Table("versus-ideal", title, columns, tuple(rows), to_csv(lines))
+    yield Table("versus-ideal", title, columns, tuple(rows), _interval_csv(names, found))
 
 
 def _seeds(study: Study) -> Iterator[Table]:

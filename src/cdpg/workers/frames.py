@@ -12,8 +12,8 @@ from typing import Any
 _HEADER = struct.Struct("!Q")
 _READ = 1 << 18
 
-_LARGEST_NUMBER = 64
-"""Bits."""
+_MOST_BITS = 64
+"""Of a whole number in a message."""
 
 
 class Channel:
@@ -128,7 +128,7 @@ def is_plain(value: Any) -> bool:
 
 def as_plain(value: Any) -> Any:
     """A function's result in the types of a message: arrays become lists, other numbers floats; else TypeError."""
-    if type(value) is int and value.bit_length() > _LARGEST_NUMBER:
+    if type(value) is int and value.bit_length() > _MOST_BITS:
         return float(value)  # a message cannot hold one of thousands of digits
     if value is None or type(value) in (bool, int, float, str):
         return value
