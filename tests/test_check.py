@@ -117,6 +117,13 @@ def test_too_few_contexts_a_step() -> None:
     assert only(advise(look([0.5] * 16, contexts_per_epoch=2))).level == "fine"  # few, but all that were asked for
 
 
+def test_weights_that_rest_on_few_samples_are_told() -> None:
+    found = only(advise(look([0.75] * 16, samples=4)))
+    assert found.level == "careful"
+    assert "Raise num_generations to 8" in found.text
+    assert only(advise(look([0.75] * 16, samples=8))).level == "fine"
+
+
 def test_a_slow_constraint() -> None:
     found = advise(look([0.3] * 16, seconds_constraint=0.04))
     assert [advice.level for advice in found] == ["careful", "fine"]

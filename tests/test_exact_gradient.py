@@ -94,6 +94,14 @@ def test_weights_carry_no_gradient_and_survive_one_that_does(case: Case) -> None
     assert relative_error(through_objective, case.exact()) < TOLERANCE
 
 
+def test_with_one_sample_a_context_cdpg_is_reinforce(case: Case) -> None:
+    """The estimate then equals the ratio, so that every satisfying sample counts 1, wherever the policy has gone."""
+    for outcome in range(case.b.shape[1]):
+        one = slice(outcome, outcome + 1)
+        epoch = case.universe.epoch(case.b[:, one], case.log_pi[:, one], case.log_a[:, one])
+        assert torch.allclose(CDPG(epsilon=0.0).weights(epoch), Reinforce().weights(epoch), rtol=1e-12)
+
+
 @pytest.mark.parametrize("samples", [1, 2, 3])
 def test_self_normalised_gradient_is_kappa_times_the_true_one(samples: int) -> None:
     """At q = a with binary b, the mean over all M-tuples is κ_c = 1 − (1 − Z_c)^M times context c's gradient."""

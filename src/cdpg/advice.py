@@ -19,6 +19,8 @@ _NEARLY_ALL = 0.95
 _MOST_SAMPLES = 4096
 _LEAST_CONTEXTS = 8
 """Contexts with a satisfying sample that a step should rest on."""
+_LEAST_SAMPLES = 8
+"""Samples that Ẑ_c should rest on."""
 _MOSTLY_CUT = 0.5
 
 Level = Literal["stop", "careful", "fine"]
@@ -159,7 +161,7 @@ def _on_partition(look: Look) -> list[Advice]:
     contexts = look.contexts_per_epoch * expected
     if expected < ENOUGH:
         return [_too_few_covered(look, expected), *_on_contexts(look, contexts)]
-    few = _on_contexts(look, contexts)
+    few = [*_on_samples(look), *_on_contexts(look, contexts)]
     if few:
         return few
     samples = look.contexts_per_epoch * look.samples * _mean(look.hits)
@@ -198,6 +200,20 @@ def _too_few_covered(look: Look, expected: float) -> Advice:
         f"{expected:.2f} on average), and cdpg loses its advantage over dpg. {remedy}; or choose contexts in which the "
         f"base can satisfy.",
     )
+
+
+def _on_samples(look: Look) -> list[Advice]:
+    if look.samples >= _LEAST_SAMPLES:
+        return []
+    return [
+        Advice(
+            "careful",
+            f"With M = {look.samples} each weight of cdpg is divided by a mean of {look.samples} to which it belongs: "
+            f"the fewer there are, the less the weights tell of how far the policy has gone from the base, and with "
+            f"M = 1 cdpg is reinforce. Raise num_generations to {_LEAST_SAMPLES} or more, and lower contexts_per_epoch "
+            f"for it.",
+        )
+    ]
 
 
 def _on_contexts(look: Look, covered: float) -> list[Advice]:
