@@ -14,8 +14,8 @@ READY := $(VENV)/.ready
 # the preset; here there is time for more epochs and more samples a context, which come nearer to the ideal model.
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/cdpg run code-compilability --output-dir runs/demo --epochs 34 --set learning_rate=1.3e-4 \
-	  --set decay_epochs=22 --set contexts_per_epoch=32 --set num_generations=16 --set evaluate_every=12
+	$(BIN)/cdpg run code-compilability --output-dir runs/demo --epochs 34 --set decay_epochs=22 \
+	  --set contexts_per_epoch=32 --set num_generations=16 --set evaluate_every=12
 
 test: lint types unit
 
