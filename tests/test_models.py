@@ -262,6 +262,25 @@ def test_gradient_of_log_prob_equals_that_of_a_plain_forward(family: str) -> Non
     assert float((shared - gradient(model, total)).norm() / shared.norm()) < 1e-6
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "llama", "t5", "bart"])
+def test_the_gradient_is_bit_for_bit_the_same_with_several_threads(family: str) -> None:
+    """A prompt's part comes back from rows that several threads work on: in whatever order, were it left to them."""
+    model = language_model(family)
+    samples = draw(model, rows_per_pass=64, samples=64)
+    rows = torch.randperm(len(PROMPTS) * 64, generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(len(rows), generator=torch.Generator().manual_seed(1))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, *others = (
+            gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob() @ weights)
+            for _ in range(6)
+        )
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(first, other) for other in others)
+
+
 def gradient(model: TransformerModel, value: Tensor) -> Tensor:
     model.module.zero_grad(set_to_none=True)
     value.backward()  # type: ignore[no-untyped-call]

@@ -10,8 +10,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
+from torch import Tensor, nn
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+
+
+def take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]`` with a gradient that is the same every time.
+
+    That of indexing adds up what comes back to a row in the order in which threads get there, which changes the last
+    digits; that of an embedding does not.
+    """
+    taken: Tensor = nn.functional.embedding(rows, tensor.flatten(1)).unflatten(1, tensor.shape[1:])
+    return taken
+
+
+def select_rows(cache: Any, rows: Tensor) -> None:
+    """Go on with these rows of the cache that a prefix left; a row may be taken several times."""
+    halves = ("self_attention_cache", "cross_attention_cache")
+    for part in [getattr(cache, half) for half in halves] if hasattr(cache, halves[0]) else [cache]:
+        for layer in part.layers:
+            if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length():
+                layer.keys, layer.values = take(layer.keys, rows), take(layer.values, rows)
+            else:
+                layer.batch_select_indices(rows)
 
 
 @dataclass(frozen=True)

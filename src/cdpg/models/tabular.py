@@ -62,7 +62,8 @@ class TabularModel(LanguageModel):
         for position in range(1, rows.tokens.shape[1]):
             prefix[:, position] = self.next_prefix(prefix[:, position - 1], rows.tokens[:, position - 1])
         mask = rows.mask
-        hidden = self.table[context[:, None], torch.where(mask, prefix, 0)]
+        row = context[:, None] * self.table.shape[1] + torch.where(mask, prefix, 0)
+        hidden = nn.functional.embedding(row, self.table.flatten(0, 1))
         log_probs = hidden.log_softmax(dim=-1).gather(2, rows.tokens[..., None] * mask[..., None])[..., 0]
         return TokenScores(log_probs=log_probs.where(mask, torch.zeros_like(log_probs)), hidden=hidden, mask=mask)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from cdpg.contexts import Context
@@ -26,6 +27,7 @@ class Codec:
     ) -> None:
         self.tokenizer, self.end_ids, self.window, self.seq2seq = tokenizer, end_ids, window, seq2seq
         self.long_contexts = long_contexts
+        self._anchor_text = lru_cache(maxsize=4096)(self._text)  # the same for all samples of a context
 
     def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
         """The prompts; a decoder-only model must fit ``max_length`` more tokens into the same window."""
@@ -128,11 +130,12 @@ class Codec:
 
     def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         """The completion's text, such that the prompt's text and it read on."""
-        known = [token for token in tokens if token < len(self.tokenizer)]  # padded embeddings have tokens of no text
+        size = len(self.tokenizer)
+        known = tuple(token for token in tokens if token < size)  # padded embeddings have tokens of no text
         if self.seq2seq:
             return self._text(known)
-        anchor = list(prompt[-_ANCHOR:])
-        before, text = self._text(anchor), self._text(anchor + known)
+        anchor = tuple(prompt[-_ANCHOR:])
+        before, text = self._anchor_text(anchor), self._text(anchor + known)
         return text[len(before) :] if text.startswith(before) else self._text(known)
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.attention import SharedAttention
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
-from cdpg.models.cache import RowLayer, Shared
+from cdpg.models.cache import RowLayer, Shared, select_rows, take
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.linear import packed_weights
 from cdpg.models.text import Codec
@@ -49,12 +49,13 @@ class State:
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may be taken several times."""
-        self.cache.batch_select_indices(rows)
+        select_rows(self.cache, rows)
         self.take(rows)
 
     def take(self, rows: Tensor) -> None:
         """The same for all but the cache."""
-        self.hidden, self.mask, self.lengths = self.hidden[rows], self.mask[rows], self.lengths[rows]
+        self.hidden = take(self.hidden, rows)
+        self.mask, self.lengths = self.mask[rows], self.lengths[rows]
 
 
 class TransformerModel(LanguageModel):
@@ -133,12 +134,10 @@ class TransformerModel(LanguageModel):
         mask = rows.mask
         with self._precision():
             state = self._prefill(prompts)
-            first = state.hidden[rows.context][:, None]
+            state.select(rows.context)
+            hidden = state.hidden[:, None]
             if rows.tokens.shape[1] > 1:
-                state.select(rows.context)
-                hidden = torch.cat([first, self._extend(state, rows.tokens[:, :-1])], dim=1)
-            else:
-                hidden = first
+                hidden = torch.cat([hidden, self._extend(state, rows.tokens[:, :-1])], dim=1)
             chosen = chosen_log_probs(self.head, hidden[mask], rows.tokens[mask], self.vocabulary)
         log_probs = chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
         return TokenScores(log_probs=log_probs, hidden=hidden, mask=mask)
