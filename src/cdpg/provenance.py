@@ -19,6 +19,7 @@ from cdpg.config import CDPGConfig
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
+from cdpg.models.transformer import digest
 from cdpg.parallel import Processes
 from cdpg.signals import GentleStop
 
@@ -68,11 +69,7 @@ def origin(
 
 def weights_digest(module: nn.Module) -> str:
     """SHA-256 of the parameters that no adapter adds: what the base is, whatever it is called."""
-    digest = hashlib.sha256()
-    for name, parameter in module.named_parameters():
-        if "lora_" not in name:
-            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest(p for name, p in module.named_parameters() if "lora_" not in name)
 
 
 def _adapters(module: nn.Module) -> dict[str, Any] | None:

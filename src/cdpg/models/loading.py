@@ -23,7 +23,7 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.causal import CausalModel
 from cdpg.models.seq2seq import Seq2SeqModel
 from cdpg.models.text import Codec
-from cdpg.models.transformer import TransformerModel, inner_model
+from cdpg.models.transformer import TransformerModel, digest, inner_model
 
 _NO_LIMIT = 10**9
 """Tokenizers without a limit say so with an absurd number."""
@@ -47,16 +47,19 @@ def load_policy_and_base(
     device: torch.device | None = None,
     peft_config: Any = None,
 ) -> tuple[LanguageModel, LanguageModel]:
-    """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off."""
+    """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off.
+
+    Some adapters are part of the model even so (``_with_adapters``): then the base is a copy from before them.
+    """
     if isinstance(model, LanguageModel):
         base = copy.deepcopy(model)
         base.module.requires_grad_(False)
         return model, base
-    policy = load_model(model, config, tokenizer, device, peft_config)
-    if not policy.has_adapters:
+    policy, original = _load(model, config, tokenizer, device, peft_config)
+    if peft_config is None:
         _refuse_what_cannot_be_saved(policy.module)
-    with _memory():
-        return policy, policy if policy.has_adapters else policy.frozen_copy()
+    with _memory(peft_config):
+        return policy, policy if policy.has_adapters else policy.frozen_copy(original)
 
 
 def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
@@ -70,40 +73,48 @@ def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
         )
 
 
-def _memory() -> AbstractContextManager[None]:
-    advice = "use a smaller model, or adapters (peft_config), which need no second copy"
-    return memory.needed_for("loading the model", advice)
+def _memory(peft_config: Any) -> AbstractContextManager[None]:
+    adapters = "adapters (peft_config), which need no second copy"
+    if peft_config is not None and not _is_plain(peft_config):
+        adapters = "a LoraConfig with init_lora_weights=True and bias='none', which needs no second copy"
+    return memory.needed_for("loading the model", f"use a smaller model, or {adapters}")
 
 
 def load_model(
-    model: str | nn.Module,
-    config: CDPGConfig,
-    tokenizer: Any = None,
-    device: torch.device | None = None,
-    peft_config: Any = None,
+    model: str | nn.Module, config: CDPGConfig, tokenizer: Any = None, device: torch.device | None = None
 ) -> TransformerModel:
     """Load what ``model`` names, or wrap a model that is loaded already; weights in float32 or float64."""
+    return _load(model, config, tokenizer, device, None)[0]
+
+
+def _load(
+    model: str | nn.Module, config: CDPGConfig, tokenizer: Any, device: torch.device | None, peft_config: Any
+) -> tuple[TransformerModel, nn.Module | None]:
+    """The model, and what it was before its adapters if switching them off does not show that."""
     device = device or choose_device(config)
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     model = locate(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
-    with _memory(), torch.random.fork_rng(devices=[]):
+    original = None
+    with _memory(peft_config), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere
         module = _load_weights(model, config, dtype) if isinstance(model, str) else _cast(model, dtype)
         if peft_config is not None:
-            module = _with_adapters(module, peft_config)
+            module, original = _with_adapters(module, peft_config)
         module = module.to(device)
+        original = None if original is None else original.to(device)
     if tokenizer is None:
         tokenizer = _load_tokenizer(name, config)
-    return wrap_model(module, tokenizer, config, own_adapters=peft_config is not None)
+    own_adapters = peft_config is not None and original is None
+    return wrap_model(module, tokenizer, config, own_adapters), original
 
 
 def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig, own_adapters: bool = False) -> TransformerModel:
     """A loaded module and its tokenizer as a language model.
 
-    ``own_adapters``: its adapters are new, so that without them it is the base; a model that came with adapters is its
-    own base, adapters and all.
+    ``own_adapters``: its adapters are new and all that is trained, so that without them it is the base; a model that
+    came with adapters is its own base, adapters and all.
     """
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UserError("no parameter of the model can be trained: all have requires_grad = False")
@@ -124,7 +135,13 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         raise UserError(f"the model cannot be computed in {dtype}: {first_line(error)}; give it unquantised") from error
 
 
-def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
+def _with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.Module | None]:
+    """The model with new adapters, and a copy from before them unless switching them off gives back the model.
+
+    It does if the model's own parameters are the same bit for bit, and stay so since nothing trains them. Some ways to
+    begin take the adapters out of the weights first (``init_lora_weights="pissa"``), some configurations train the
+    model's biases too (``bias="all"``).
+    """
     try:
         from peft import get_peft_model
     except ImportError as error:
@@ -134,8 +151,30 @@ def _with_adapters(module: nn.Module, peft_config: Any) -> nn.Module:
             f"{type(peft_config).__name__} learns prompts, which cannot be scored exactly here: use adapters of the "
             f"weights, such as LoraConfig"
         )
-    adapted: nn.Module = get_peft_model(module, peft_config)
-    return adapted
+    own = list(module.parameters())
+    original: Any = None if _is_plain(peft_config) else copy.deepcopy(module)
+    before = digest(own)
+    adapted: Any = get_peft_model(module, peft_config)
+    present = {id(parameter) for parameter in adapted.parameters()}
+    frozen = all(id(parameter) in present and not parameter.requires_grad for parameter in own)
+    if frozen and digest(own) == before:
+        return adapted, None
+    if original is None:
+        raise UserError(
+            f"PEFT changed the model's own weights for this {type(peft_config).__name__}, so that the base is lost: "
+            f"use another init_lora_weights"
+        )
+    original.peft_config = adapted.peft_config  # as in the model inside: how a run's adapters were asked for
+    return adapted, original
+
+
+def _is_plain(peft_config: Any) -> bool:
+    """Whether the adapters are of the kind that leaves the model's own weights alone, as far as is known beforehand.
+
+    It spares the usual adapters the memory of a copy that would only be thrown away.
+    """
+    begins, biases = (getattr(peft_config, name, None) for name in ("init_lora_weights", "bias"))
+    return begins in (True, False, "gaussian", "orthogonal", "eva") and biases == "none"
 
 
 def choose_device(config: CDPGConfig) -> torch.device:

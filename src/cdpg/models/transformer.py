@@ -9,8 +9,9 @@ gradient.
 from __future__ import annotations
 
 import copy
+import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ class TransformerModel(LanguageModel):
     """A Hugging Face model with a language-model head, dropout off."""
 
     has_adapters: bool
-    """Whether new adapters are all that is trained, so that the base is the same model with them switched off."""
+    """Whether new adapters are all that is trained, and the base is the same model with them switched off."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
@@ -145,17 +146,17 @@ class TransformerModel(LanguageModel):
     def save(self, path: Path) -> None:
         """A plain Hugging Face folder; adapters are merged into the weights, and kept beside them as well."""
         module: Any = self.module
-        if self.has_adapters:
+        if hasattr(module, "merge_and_unload"):
             module.save_pretrained(path / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
         module.save_pretrained(path)
         self.codec.tokenizer.save_pretrained(path)
 
-    def frozen_copy(self) -> TransformerModel:
-        """The same model with weights of its own that nothing trains."""
+    def frozen_copy(self, original: nn.Module | None = None) -> TransformerModel:
+        """The same model with weights of its own that nothing trains; ``original`` is one that is made already."""
         twin = copy.copy(self)
-        module = copy.deepcopy(self.module).requires_grad_(False)
-        twin._attach(module)
+        module = copy.deepcopy(self.module) if original is None else original
+        twin._attach(module.requires_grad_(False))
         return twin
 
     @property
@@ -226,7 +227,15 @@ class _TransformerDecoding(Decoding):
 
 def inner_model(module: nn.Module) -> Any:
     """The Hugging Face model itself, out of the wrapper that adapters come in."""
-    return module.get_base_model() if hasattr(module, "peft_config") else module  # type: ignore[operator]
+    return module.get_base_model() if hasattr(module, "get_base_model") else module  # type: ignore[operator]
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of the bits of some tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def pad(sequences: Sequence[Sequence[int]], left: bool, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,124 @@
+"""Adapters: what the base is beside them, and what is saved of them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import tiny
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.errors import UserError
+from cdpg.models.loading import load_model
+from cdpg.provenance import weights_digest
+from cdpg.scoring import score_samples
+
+peft = pytest.importorskip("peft")
+
+IDS = torch.arange(8)[None]
+Q = ["q_proj"]
+
+
+def even(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    return [len(text) % 2 == 0 for text in completions]
+
+
+def make(folder: Path, model: Any, adapters: Any = None, family: str = "llama", **settings: Any) -> CDPGTrainer:
+    config = CDPGConfig(
+        output_dir=str(folder), device="cpu", contexts_per_epoch=2, num_generations=8, max_completion_length=6,
+        learning_rate=1e-2, check_workers=0, warmup_epochs=0, **{"epochs": 3, **settings},
+    )  # fmt: skip
+    return CDPGTrainer(
+        model, even, config, ["two dogs", "a"], processing_class=tiny.tokenizer_for(family), peft_config=adapters
+    )
+
+
+@torch.no_grad()
+def logits(module: nn.Module) -> Tensor:
+    found: Tensor = module(input_ids=IDS).logits
+    return found
+
+
+def log_a(trainer: CDPGTrainer, samples: Any) -> Tensor:
+    with torch.no_grad(), trainer.base.as_base():
+        return score_samples(trainer.base, samples, torch.arange(16), 200)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "copied"),
+    [
+        ("llama", {}, False),
+        ("llama", {"init_lora_weights": False}, False),
+        ("llama", {"modules_to_save": ["lm_head"]}, False),
+        ("llama", {"bias": "all"}, False),  # which has none
+        ("llama", {"init_lora_weights": "pissa"}, True),
+        ("llama", {"init_lora_weights": "olora"}, True),
+        ("qwen2", {"bias": "all"}, True),
+        ("qwen2", {"bias": "lora_only"}, True),
+    ],
+)
+def test_log_a_is_that_of_the_model_before_its_adapters(
+    tmp_path: Path, family: str, settings: dict[str, Any], copied: bool
+) -> None:
+    model = tiny.make_model(family)
+    original = load_model(copy.deepcopy(model), CDPGConfig(device="cpu"), tiny.tokenizer_for(family))
+    trainer = make(tmp_path, model, peft.LoraConfig(r=4, target_modules=Q, **settings), family)
+    assert (trainer.base is not trainer.policy) == copied
+    seen = []
+    collect = trainer._collect
+
+    def watched(*given: Any) -> Any:
+        seen.append(collect(*given))
+        return seen[-1]
+
+    trainer._collect = watched  # type: ignore[method-assign]
+    before = logits(trainer.model)
+    trainer.train()
+    assert len(seen) == 3
+    for epoch in seen:
+        with torch.no_grad():
+            expected = score_samples(original, epoch.samples, torch.arange(16), 200)
+        assert torch.equal(log_a(trainer, epoch.samples), expected)
+        satisfying = epoch.b > 0
+        assert torch.allclose(epoch.log_a[satisfying], expected.sum(dim=2)[satisfying], atol=1e-4)
+    assert not torch.allclose(logits(trainer.model), before, atol=1e-3), "the policy is trained"
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.allclose(logits(saved), logits(trainer.model), atol=1e-4)
+
+
+def test_a_base_that_peft_changes_unforeseen_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapt = peft.get_peft_model
+
+    def changed(module: Any, config: Any) -> Any:
+        with torch.no_grad():
+            module.lm_head.weight[0, 0] += 1e-3
+        return adapt(module, config)
+
+    monkeypatch.setattr(peft, "get_peft_model", changed)
+    with pytest.raises(UserError, match="the base is lost"):
+        make(tmp_path, tiny.make_model("llama"), peft.LoraConfig(target_modules=Q))
+
+
+def test_how_adapters_were_asked_for_is_known_beside_a_copied_base(tmp_path: Path) -> None:
+    def train(alpha: int, epochs: int, resume: bool) -> None:
+        adapters = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=Q, init_lora_weights="pissa")
+        make(tmp_path, tiny.make_model("llama"), adapters, epochs=epochs).train(resume_from_checkpoint=resume)
+
+    train(4, 1, resume=False)
+    with pytest.raises(UserError, match="the adapters changed"):
+        train(8, 2, resume=True)
+    train(4, 2, resume=True)
+
+
+def test_the_base_under_new_adapters_has_the_digest_of_the_model_alone(tmp_path: Path) -> None:
+    """Which checkpoints bear: it stays what it is."""
+    plain = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in tiny.make_model("llama").parameters()))
+    for adapters in (None, peft.LoraConfig(target_modules=Q), peft.LoraConfig(target_modules=Q, use_dora=True)):
+        trainer = make(tmp_path, tiny.make_model("llama"), adapters)
+        assert weights_digest(trainer.base.module) == plain.hexdigest()
