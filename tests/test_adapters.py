@@ -116,6 +116,35 @@ def test_how_adapters_were_asked_for_is_known_beside_a_copied_base(tmp_path: Pat
     train(4, 2, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "name"),
+    [
+        ("llama", {"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
+        ("llama", {"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
+        ("llama", {"target_modules": Q, "layer_replication": [[0, 2], [1, 2]]}, "q_proj"),
+        ("bart", {"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
+        ("bart", {"target_modules": Q, "modules_to_save": ["lm_head"]}, "lm_head"),
+    ],
+)
+def test_adapters_of_tied_weights_are_refused(tmp_path: Path, family: str, settings: dict[str, Any], name: str) -> None:
+    with pytest.raises(UserError, match=rf"adapters for \S*{name}, whose weights are tied to"):
+        make(tmp_path, tiny.make_model(family), peft.LoraConfig(r=4, **settings), family)
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"]),
+        peft.VeraConfig(r=4, target_modules=Q),  # whose layers share their projections
+    ],
+)
+def test_adapters_of_weights_that_are_not_tied_are_saved(tmp_path: Path, adapters: Any) -> None:
+    trainer = make(tmp_path, tiny.make_model("qwen2"), adapters, "qwen2", epochs=2)
+    trainer.train()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.allclose(logits(saved), logits(trainer.model), atol=1e-4)
+
+
 def test_the_base_under_new_adapters_has_the_digest_of_the_model_alone(tmp_path: Path) -> None:
     """Which checkpoints bear: it stays what it is."""
     plain = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in tiny.make_model("llama").parameters()))

@@ -155,6 +155,7 @@ def _with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.M
     original: Any = None if _is_plain(peft_config) else copy.deepcopy(module)
     before = digest(own)
     adapted: Any = get_peft_model(module, peft_config)
+    _refuse_tied(adapted, own)
     present = {id(parameter) for parameter in adapted.parameters()}
     frozen = all(id(parameter) in present and not parameter.requires_grad for parameter in own)
     if frozen and digest(own) == before:
@@ -175,6 +176,33 @@ def _is_plain(peft_config: Any) -> bool:
     """
     begins, biases = (getattr(peft_config, name, None) for name in ("init_lora_weights", "bias"))
     return begins in (True, False, "gaussian", "orthogonal", "eva") and biases == "none"
+
+
+def _refuse_tied(adapted: nn.Module, own: Iterable[nn.Parameter]) -> None:
+    """Adapters of weights that another part of the model shares: merged into them, they would change that part too.
+
+    What replaces the weights instead can be saved with a decoder alone: there Transformers unties the embeddings.
+    """
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    inner = inner_model(adapted)
+    touching: Any = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    replacing: Any = () if inner.config.is_encoder_decoder else (AuxiliaryTrainingWrapper, TrainableTokensLayer)
+    places: dict[int, list[str]] = {id(parameter): [] for parameter in own}
+    for name, parameter in inner.named_parameters(remove_duplicate=False):
+        places.get(id(parameter), []).append(name)
+    for name, layer in inner.named_modules():
+        if not isinstance(layer, touching) or isinstance(layer, replacing):
+            continue
+        shared = (place for parameter in layer.parameters() for place in places.get(id(parameter), []))
+        elsewhere = next((place for place in shared if not place.startswith(f"{name}.")), None)
+        if elsewhere is not None:
+            raise UserError(
+                f"peft_config has adapters for {name}, whose weights are tied to {elsewhere}, and what is tuned could "
+                f"not be saved as a model: leave it out of target_modules and modules_to_save, or untie the weights"
+            )
 
 
 def choose_device(config: CDPGConfig) -> torch.device:
