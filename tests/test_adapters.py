@@ -145,6 +145,32 @@ def test_adapters_of_weights_that_are_not_tied_are_saved(tmp_path: Path, adapter
     assert torch.allclose(logits(saved), logits(trainer.model), atol=1e-4)
 
 
+def came_with_adapters(seed: int) -> Any:
+    """The same model with other adapters for each seed."""
+    model = tiny.make_model("llama")
+    torch.manual_seed(seed)
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=Q, init_lora_weights=False))
+
+
+def test_a_model_that_came_with_adapters_is_its_own_base_and_saved_whole(tmp_path: Path) -> None:
+    model = came_with_adapters(0)
+    start = logits(model.eval())
+    trainer = make(tmp_path, model)
+    trainer.train()
+    assert torch.equal(logits(trainer.base.module), start)
+    assert not torch.allclose(logits(model), start, atol=1e-3)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.allclose(logits(saved), logits(model), atol=1e-4)
+    assert (tmp_path / "model" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_run_is_not_continued_over_other_adapters_that_the_model_came_with(tmp_path: Path) -> None:
+    make(tmp_path, came_with_adapters(0), epochs=1).train()
+    with pytest.raises(UserError, match="the base changed"):
+        make(tmp_path, came_with_adapters(1), epochs=2).train(resume_from_checkpoint=True)
+    make(tmp_path, came_with_adapters(0), epochs=2).train(resume_from_checkpoint=True)
+
+
 def test_the_base_under_new_adapters_has_the_digest_of_the_model_alone(tmp_path: Path) -> None:
     """Which checkpoints bear: it stays what it is."""
     plain = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in tiny.make_model("llama").parameters()))

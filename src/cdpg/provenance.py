@@ -68,8 +68,11 @@ def origin(
 
 
 def weights_digest(module: nn.Module) -> str:
-    """SHA-256 of the parameters that no adapter adds: what the base is, whatever it is called."""
-    return digest(p for name, p in module.named_parameters() if "lora_" not in name)
+    """SHA-256 of what the base is, whatever it is called.
+
+    Adapters that are being trained are no part of it; those that the model came with are, frozen with all the rest.
+    """
+    return digest(p for name, p in module.named_parameters() if "lora_" not in name or not p.requires_grad)
 
 
 def _adapters(module: nn.Module) -> dict[str, Any] | None:
