@@ -171,6 +171,23 @@ def test_a_run_is_not_continued_over_other_adapters_that_the_model_came_with(tmp
     make(tmp_path, came_with_adapters(0), epochs=2).train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("adapters", [None, peft.LoraConfig(target_modules=Q)])
+def test_adapters_that_transformers_put_in_are_refused(tmp_path: Path, adapters: Any) -> None:
+    model = tiny.make_model("llama")
+    model.add_adapter(peft.LoraConfig(target_modules=Q))
+    with pytest.raises(UserError, match="adapters that Transformers put in"):
+        make(tmp_path, model, adapters)
+
+
+def test_a_folder_of_a_model_and_an_adapter_is_refused(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "model", "llama")
+    adapted = peft.get_peft_model(tiny.make_model("llama"), peft.LoraConfig(target_modules=Q))
+    adapted.peft_config["default"].base_model_name_or_path = str(folder)
+    adapted.save_pretrained(folder)
+    with pytest.raises(UserError, match="adapters that Transformers put in"):
+        load_model(str(folder), CDPGConfig(device="cpu"))
+
+
 def test_the_base_under_new_adapters_has_the_digest_of_the_model_alone(tmp_path: Path) -> None:
     """Which checkpoints bear: it stays what it is."""
     plain = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in tiny.make_model("llama").parameters()))

@@ -100,6 +100,7 @@ def _load(
     with _memory(peft_config), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere
         module = _load_weights(model, config, dtype) if isinstance(model, str) else _cast(model, dtype)
+        _refuse_unwrapped(module)
         if peft_config is not None:
             module, original = _with_adapters(module, peft_config)
         module = module.to(device)
@@ -176,6 +177,16 @@ def _is_plain(peft_config: Any) -> bool:
     """
     begins, biases = (getattr(peft_config, name, None) for name in ("init_lora_weights", "bias"))
     return begins in (True, False, "gaussian", "orthogonal", "eva") and biases == "none"
+
+
+def _refuse_unwrapped(module: nn.Module) -> None:
+    """Adapters that Transformers put in: it would save them alone, without the model."""
+    if hasattr(module, "peft_config") and not hasattr(module, "get_base_model"):
+        raise UserError(
+            "the model has adapters that Transformers put in (add_adapter, load_adapter, or adapter_config.json beside "
+            "its weights), and would be saved without its own weights: give it as PEFT's model, which is made by "
+            "PeftModel.from_pretrained(model, adapter, is_trainable=True), or merge them first (merge_and_unload)"
+        )
 
 
 def _refuse_tied(adapted: nn.Module, own: Iterable[nn.Parameter]) -> None:
