@@ -16,7 +16,7 @@ from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_trans
 from cdpg.config import CDPGConfig
 from cdpg.job import Job
 from cdpg.runlog import RunFolder
-from cdpg.tables import models_table
+from cdpg.tables import print_models
 
 
 @app.command()
@@ -24,6 +24,7 @@ from cdpg.tables import models_table
 def run(
     job: Job,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
 ) -> None:
     """Tune a model, evaluate it before and after, and write a report.
 
@@ -49,7 +50,7 @@ def run(
     note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
-        finish_run(Console(), trainer.folder, record)
+        finish_run(Console(), trainer.folder, record, report)
 
 
 @app.command()
@@ -84,9 +85,14 @@ def compare(
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     folder = Path(job.settings.output_dir)
+    lines = [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"]
+    title, models = f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]
+    if "seeds" in result:
+        title += f"; beside the base, mean and range over {seeds} seeds"
+        models = {"base": models["base"], **result["seeds"]}
     output = Console()
-    output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))
-    show(output, [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"])
+    print_models(output, title, models)
+    show(output, lines)
 
 
 def _method_names(methods: str) -> list[str]:
