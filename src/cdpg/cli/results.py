@@ -70,6 +70,8 @@ def evaluate(
       cdpg evaluate runs/code-compilability-cdpg
 
       cdpg evaluate ./my-model --task translation-numbers --output figures.json
+
+      cdpg evaluate ./my-model --base t5-small --contexts held_out.csv --constraint checks:short
     """
     folder = RunFolder(model)
     known = read_yaml(folder.config) if folder.config.is_file() else {}
