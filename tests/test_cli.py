@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -13,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
 import tiny
-from cdpg.cli import completion, main
+from cdpg import comparison
+from cdpg.cli import app, completion, main
+from cdpg.cli.output import finish_run
 from cdpg.errors import UserError
-from cdpg.job import load_constraint
-from cdpg.runlog import read_jsonl
+from cdpg.job import Inputs, Job, load_constraint
+from cdpg.runlog import JsonlFile, RunFolder, read_jsonl, write_json, write_yaml
+from cdpg.tables import print_models
 
 CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
 SMALL = ["--set", "max_completion_length=6", "--set", "num_generations=4", "--set", "contexts_per_epoch=2"]
@@ -32,7 +38,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def cdpg(folder: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def cdpg(folder: Path, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cdpg", *arguments],
         cwd=folder,
@@ -40,7 +46,7 @@ def cdpg(folder: Path, *arguments: str, timeout: float = 120) -> subprocess.Comp
         text=True,
         timeout=timeout,
         check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
     )
 
 
@@ -150,6 +156,112 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: in
     resumed = cdpg(workplace, *arguments, "--resume", "--set", f"epochs={done + 1}")
     assert resumed.returncode == 0, resumed.stderr
     assert sum(1 for _ in read_jsonl(metrics)) == done + 1
+
+
+def test_a_run_writes_its_report_unevaluated_and_on_a_terminal_without_greek(workplace: Path) -> None:
+    small = [*OWN, *SMALL, "--epochs", "1", "--output-dir", "out", "--set", "evaluate_at_end=false"]
+    result = cdpg(workplace, "run", *small, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "KL(p, ?)" in result.stdout
+    assert "report: out/report.html" in result.stdout
+    assert (workplace / "out" / "report.html").is_file()
+
+
+class Closed(Console):
+    """A terminal that is gone."""
+
+    def print(self, *things: Any, **options: Any) -> None:
+        raise OSError("the terminal is closed")
+
+
+def test_the_report_is_written_before_anything_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr("cdpg.report.write_report", lambda runs, output: written.append(output) or output)
+    record = {"epoch": 1, "satisfaction": 0.5, "coverage": 1.0, "kl_target_policy": None, "length": 2.0}
+    for report in (True, False):
+        with pytest.raises(OSError, match="closed"):
+            finish_run(Closed(), RunFolder(tmp_path), record, report)
+    assert written == [tmp_path / "report.html"]
+
+
+FIGURE = {"mean": 0.41, "low": 0.38, "high": 0.44}
+METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "width", "cells"),
+    [
+        (False, 80, ["0.410 [0.380, 0.440]"]),
+        (True, 200, ["0.410 [0.380, 0.440]"]),
+        (True, 110, ["0.410", "[0.380, 0.440]"]),
+        (True, 80, ["0.410"]),
+    ],
+)
+def test_a_table_of_many_models_is_never_broken_within_a_figure(terminal: bool, width: int, cells: list[str]) -> None:
+    models = {name: {"satisfaction": FIGURE, "kl_target_policy": FIGURE} for name in ("base", *METHODS)}
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
+    print_models(console, "a title", models)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = [[cell.strip() for cell in line.split("│")[2:-1]] for line in lines if line.startswith("│")]
+    assert rows == [[cell] * 5 for cell in cells] * 2
+    assert max(map(len, lines)) <= width or not terminal
+    assert any("wider terminal" in line for line in lines) == (cells == ["0.410"])
+
+
+def compared(folder: Path, *methods: str) -> tuple[Job, list[comparison.Entrant]]:
+    asked = {"model": "m", "contexts": "c.txt", "constraint": "a:b", "output_dir": str(folder)}
+    job = Job.from_mapping(asked)
+    return job, list(comparison.entrants(job, methods, 1))
+
+
+def test_a_comparison_says_what_it_will_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "train_all", lambda *arguments: None)
+    monkeypatch.setattr(comparison, "compare", lambda *arguments: None)
+    write_json(tmp_path / "comparison.json", {"models": {"base": {}, "cdpg": {}, "dpg": {}}})
+
+    def told(*methods: str) -> list[str]:
+        heard: list[str] = []
+        job, runs = compared(tmp_path, *methods)
+        comparison.carry_out(job, Inputs([], [], [], None, None), runs, 1, True, None, heard.append)  # type: ignore[arg-type]
+        return heard
+
+    assert told("cdpg", "dpg", "ziegler") == []
+    (notice,) = told("cdpg")
+    assert "comparison.json' holds dpg, too, and will be replaced" in notice
+    (tmp_path / "comparison.json").write_text("{damaged")
+    assert told("cdpg") == []
+
+
+def test_runs_of_a_comparison_leave_the_report_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(comparison.subprocess, "Popen", lambda words, **options: started.append(words))
+    _, (run,) = compared(tmp_path, "cdpg")
+    comparison._start(run, True, {})
+    assert started[0][3:] == ["run", str(tmp_path / "cdpg" / "job.yaml"), "--no-report", "--resume"]
+
+
+def test_a_sample_of_a_run_on_chats_is_conditioned_on_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "out")
+    tiny.save(run.model, "llama")
+    write_yaml(run.config, {"max_completion_length": 6, "device": "cpu"})
+
+    def look(self: Any, contexts: Any, length: int) -> None:
+        raise UserError(repr(contexts[0].prompt))
+
+    monkeypatch.setattr("cdpg.models.transformer.TransformerModel.encode", look)
+
+    def prompt() -> str:
+        return str(CliRunner().invoke(app, ["sample", str(run.path), "--context", "two dogs"]).exception)
+
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one cat"}]
+    assert prompt() == "'two dogs'"
+    write_json(run.evaluation, {"examples": [{"prompt": chat}]})
+    assert prompt() == "({'role': 'user', 'content': 'two dogs'},)"
+    run.samples.write_text('{"prompt": "one cat"}\n')
+    assert prompt() == "'two dogs'"
+    JsonlFile(run.samples).truncate(0)
+    JsonlFile(run.samples).append({"prompt": chat})
+    assert prompt() == "({'role': 'user', 'content': 'two dogs'},)"
 
 
 COMMANDS = ("check", "run", "compare", "evaluate", "tasks", "report", "sample", "push")

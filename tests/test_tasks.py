@@ -356,6 +356,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "report:" in result.output
+    assert "mean and range over 2 seeds" in result.output
+    assert re.search(r"metric .* base .* cdpg .* reinforce ", result.output)  # a column a method
     return folder / "out"
 
 

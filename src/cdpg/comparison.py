@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 from cdpg.parallel import processes_in_all
 from cdpg.provenance import heed, how_to_resume, versions
+from cdpg.report.values import mapping
 from cdpg.rows import unheard
-from cdpg.runlog import RunFolder, costs, write_json, write_yaml
+from cdpg.runlog import RunFolder, costs, read_json, write_json, write_yaml
 from cdpg.signals import GentleStop
 from cdpg.trainer import CDPGTrainer
 
@@ -100,12 +101,26 @@ def carry_out(
     tell: Callable[[str], None],
 ) -> dict[str, Any] | None:
     """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
+    _tell_replaced(Path(job.settings.output_dir) / FILE, runs, tell)
     with GentleStop() as stop:
         if jobs > 1:
             train_side_by_side(runs, jobs, command, resume, stop, tell)
         else:
             train_all(runs, inputs, command, resume, tell)
         return compare(job, inputs, runs, command, tell, stop)
+
+
+def _tell_replaced(path: Path, runs: Sequence[Entrant], tell: Callable[[str], None]) -> None:
+    """Say which models of an earlier comparison will not be in the file any more, while it can still be saved."""
+    models: Mapping[str, Any] = {}
+    with suppress(UserError):  # a damaged file is no loss
+        models = mapping(mapping(read_json(path)).get("models")) if path.is_file() else {}
+    others = [name for name in models if name not in {BASE, *(run.name for run in runs)}]
+    if others:
+        tell(
+            f"{str(path)!r} holds {', '.join(others)}, too, and will be replaced by a comparison of these runs alone: "
+            "copy it to keep it, or name all methods and seeds"
+        )
 
 
 def train_all(
@@ -171,7 +186,8 @@ def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subproces
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, ["job.yaml", _output(run).name])
     write_yaml(folder / "job.yaml", {**run.job.inputs(), **run.job.settings.to_mapping()})
-    words = [sys.executable, "-m", "cdpg", "run", str(folder / "job.yaml"), *(["--resume"] if resume else [])]
+    words = [sys.executable, "-m", "cdpg", "run", str(folder / "job.yaml"), "--no-report"]
+    words += ["--resume"] if resume else []
     with _output(run).open("ab") as output:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
 

@@ -175,8 +175,15 @@ def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
 
 
 def without_task(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's values but for those that belong to its task or stand in their place."""
-    return {key: value for key, value in values.items() if key not in _OF_A_TASK}
+    """A run's values but for those that belong to its task, stand in their place, or are its preset's or defaults."""
+    task = None if values.get("task") is None else find_task(str(values["task"]))
+    preset = {} if task is None else find_preset(task, str(values.get("preset") or DEFAULT_PRESET)).settings
+    usual = CDPGConfig.from_mapping(preset).to_mapping()
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in _OF_A_TASK and not (key in usual and value == usual[key])
+    }
 
 
 def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from cdpg.evaluation.catalogue import METRICS
@@ -13,11 +14,34 @@ from cdpg.progress import safe_text
 _FIRST = ("satisfaction", "satisfaction_beam", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base")
 
 
+def print_models(
+    console: Console, title: str, models: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any] | None = None
+) -> None:
+    """Print the table as wide as it likes into a file or a pipe, and in a terminal in the first form that fits.
+
+    Intervals stand beside the means, or below them, or are left out.
+    """
+    tables = [models_table(title, models, changes, between) for between in (" ", "\n", None)]
+    widths = [_width(console, table) for table in tables]
+    if not console.is_terminal:
+        console.width = max(console.width, widths[0])
+    fitting = (table for table, width in zip(tables, widths, strict=True) if width <= console.width)
+    console.print(next(fitting, tables[-1]))
+
+
 def models_table(
-    title: str, models: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any] | None = None
+    title: str,
+    models: Mapping[str, Mapping[str, Any]],
+    changes: Mapping[str, Any] | None = None,
+    between: str | None = " ",
 ) -> Table:
-    """A row for each metric, a column for each model; with one tuned model also its ratio to the base."""
+    """A row for each metric, a column for each model; with one tuned model also its ratio to the base.
+
+    ``between`` stands between a mean and its interval; None leaves intervals out.
+    """
     table = Table(title=safe_text(title), title_justify="left")
+    if between is None:
+        table.caption = "a wider terminal shows intervals, too"
     table.add_column("metric")
     for name in models:
         table.add_column(safe_text(name), justify="right")
@@ -28,17 +52,22 @@ def models_table(
     for metric in sorted(
         names, key=lambda name: (name not in _FIRST, list(METRICS).index(name) if name in METRICS else 99)
     ):
-        row = [with_interval(metric, found.get(metric)) for found in models.values()]
+        row = [with_interval(metric, found.get(metric), between) for found in models.values()]
         if ratios is not None:
-            row.append(with_interval("ratio", ratios.get(metric, {}).get("ratio")))
+            row.append(with_interval("ratio", ratios.get(metric, {}).get("ratio"), between))
         table.add_row(METRICS[metric].label if metric in METRICS else safe_text(metric), *row)
     return table
 
 
-def with_interval(metric: str, value: Mapping[str, float | None] | None) -> str:
+def _width(console: Console, table: Table) -> int:
+    """What the table takes with nothing wrapped."""
+    return console.measure(table, options=console.options.update_width(10_000)).maximum
+
+
+def with_interval(metric: str, value: Mapping[str, float | None] | None, between: str | None = " ") -> str:
     """``0.412 [0.380, 0.440]``; a dash where nothing is known. Rich would read the brackets as markup."""
     if value is None or value["mean"] is None:
         return "–"
     digits = METRICS[metric].digits if metric in METRICS else 2
     mean, low, high = (f"{value[key] or 0.0:.{digits}f}" for key in ("mean", "low", "high"))
-    return f"{mean} \\[{low}, {high}]"
+    return mean if between is None else f"{mean}{between}\\[{low}, {high}]"

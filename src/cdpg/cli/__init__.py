@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,9 @@ __all__ = ["app", "checking", "main", "results", "tuning"]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; errors become one sentence on standard error and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no π shows another character in its place
+            stream.reconfigure(errors="replace")
     sys.exit(_status(lambda: app(args=arguments, prog_name="cdpg")))
 
 

@@ -12,24 +12,9 @@ from rich.text import Text
 
 from cdpg import memory
 from cdpg.advice import ENOUGH, Look, advise
-from cdpg.cli.options import (
-    ConstraintName,
-    Contexts,
-    Epochs,
-    EvalContexts,
-    Method,
-    Model,
-    OutputDir,
-    Preset,
-    PromptColumn,
-    PromptPrefix,
-    Seed,
-    Setting,
-    TaskOrFile,
-    app,
-    make_job,
-)
+from cdpg.cli.options import app, makes_job
 from cdpg.cli.output import note, plan, quiet_transformers, shown_text
+from cdpg.job import Job
 from cdpg.progress import duration, plain_text
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
@@ -39,20 +24,9 @@ _MARKS = {"stop": "✗", "careful": "!", "fine": "✓"}
 
 
 @app.command()
+@makes_job("{task}-{method}")
 def check(
-    task: TaskOrFile = None,
-    preset: Preset = None,
-    model: Model = None,
-    contexts: Contexts = None,
-    eval_contexts: EvalContexts = None,
-    constraint: ConstraintName = None,
-    prompt_column: PromptColumn = None,
-    prompt_prefix: PromptPrefix = None,
-    method: Method = None,
-    epochs: Epochs = None,
-    seed: Seed = None,
-    output_dir: OutputDir = None,
-    settings: Setting = None,
+    job: Job,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Contexts to look at.")] = 16,
 ) -> None:
     """Look at samples of the base before a run.
@@ -68,12 +42,6 @@ def check(
 
       cdpg check experiment.yaml --set num_generations=64 -n 32
     """
-    named = {
-        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
-        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
-    }  # fmt: skip
-    chosen = {"method": method, "epochs": epochs, "seed": seed, "output_dir": output_dir}
-    job = make_job(task, {**named, **chosen}, settings, "{task}-{method}")
     console = Console(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,12 +75,54 @@ def options() -> None:
     """
 
 
-def make_job(task: str | None, options: dict[str, Any], settings: list[str] | None, folder: str) -> Job:
+def _asked(
+    task: TaskOrFile = None,
+    preset: Preset = None,
+    model: Model = None,
+    contexts: Contexts = None,
+    eval_contexts: EvalContexts = None,
+    constraint: ConstraintName = None,
+    prompt_column: PromptColumn = None,
+    prompt_prefix: PromptPrefix = None,
+    method: Method = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    output_dir: OutputDir = None,
+    settings: Setting = None,
+) -> None:
+    """What a job may be asked for by, in the order of the help."""
+
+
+def makes_job(folder: str, *left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options above, before its own, and hand it the job they ask for as its first argument.
+
+    ``folder`` is the run's below ``runs/`` where a task is named and no folder; ``left_out`` are options that the
+    command has no use for.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        asked = inspect.signature(_asked, eval_str=True).parameters
+        shared = {name: option for name, option in asked.items() if name not in left_out}
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def with_job(**values: Any) -> None:
+            command(_job({name: values.pop(name) for name in shared}, folder), **values)
+
+        signature = inspect.Signature([*shared.values(), *own])
+        setattr(with_job, "__signature__", signature)  # noqa: B010 - an assignment is what mypy forbids
+        return with_job
+
+    return decorate
+
+
+def _job(asked: dict[str, Any], folder: str) -> Job:
     """The job of a command: a task's name or a configuration file, overlaid by the options."""
+    task, settings = asked.pop("task"), asked.pop("settings")
     config = Path(task) if task is not None and task not in TASKS else None
     if config is not None and not config.suffix and not config.exists():
         find_task(str(task))  # it looks like a task's name: say which there are
-    values = gather(config, {"task": task if config is None else None, **options}, settings or [])
+    values = gather(config, {"task": task if config is None else None, **asked}, settings or [])
     if values.get("task") and "output_dir" not in values:
         values["output_dir"] = "runs/" + folder.format(task=values["task"], method=values.get("method") or "cdpg")
     return Job.from_mapping(values)

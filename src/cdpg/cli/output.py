@@ -15,7 +15,7 @@ from cdpg.errors import CDPGError
 from cdpg.job import Job
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, read_json
-from cdpg.tables import models_table
+from cdpg.tables import print_models
 
 
 def console_of_main() -> Console:
@@ -32,15 +32,15 @@ def plan(job: Job, contexts: int, held_out: int) -> str:
     )
 
 
-def finish_run(console: Console, folder: RunFolder, record: dict[str, Any]) -> None:
+def finish_run(console: Console, folder: RunFolder, record: dict[str, Any], report: bool) -> None:
     """What came out: base → tuned where that was evaluated, else the last epoch; and what to type next."""
-    lines = []
+    # The report first: a terminal that is closed by now must not cost it.
+    lines = [f"report: {report_path([folder.path], folder.report)}"] if report else []
     if folder.evaluation.is_file():
         result = read_json(folder.evaluation)
         models = {name: result[name] for name in ("base", "tuned")}
         title = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
-        console.print(models_table(title, models, result["changes"]))
-        lines.append(f"report: {report_path([folder.path], folder.report)}")
+        print_models(console, title, models, result["changes"])
     elif record:
         console.print(_epoch_table(record))
     quoted = shlex.quote(str(folder.path))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +18,25 @@ from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.options import ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, app
 from cdpg.cli.output import console_of_main, note, quiet_transformers, show, shown_text
 from cdpg.config import CDPGConfig, read_yaml
+from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
-from cdpg.job import Job, gather, prompting, without_task
-from cdpg.runlog import RunFolder
-from cdpg.tables import models_table
+from cdpg.job import Inputs, Job, gather, prompting, without_task
+from cdpg.report.values import mapping, sequence
+from cdpg.rows import Notify
+from cdpg.runlog import RunFolder, read_json, read_jsonl
+from cdpg.tables import print_models
 from cdpg.tasks import TASKS
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype")
 """Settings of a run that its samples depend on."""
+_HOW_EVALUATED = (
+    *("evaluation_samples", "evaluation_contexts", "seed", "trust_remote_code", "check_failures", "check_workers"),
+    *("device", "rows_per_pass", "tokens_per_pass"),
+)
+"""Settings that an evaluation of a run may change and be the run's own: how closely and by what means it is measured,
+as its file tells, and not what is measured."""
+_TO_EVALUATE = {"model": "--base", "eval_contexts": "--contexts", "constraint": "--constraint"}
+"""What an evaluation needs where no task is named, and the options that give it."""
 
 ModelOrRun = Annotated[
     str,
@@ -57,22 +70,22 @@ def evaluate(
       cdpg evaluate runs/code-compilability-cdpg
 
       cdpg evaluate ./my-model --task translation-numbers --output figures.json
+
+      cdpg evaluate ./my-model --base t5-small --contexts held_out.csv --constraint checks:short
     """
     folder = RunFolder(model)
     known = read_yaml(folder.config) if folder.config.is_file() else {}
     known.pop("trust_remote_code", None)  # a folder may come from anywhere: only the user may say so
-    if not known and task is None:
-        raise UserError(f"{model!r} is no run's folder: name the task to evaluate on with --task")
     path, _ = model_of(model)
-    given = {
+    named = {
         "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "constraint": constraint,
         "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "seed": seed,
     }  # fmt: skip
-    other_task = task is not None and task != known.get("task")
-    values = without_task(known) if other_task else known
-    job = Job.from_mapping({**values, **gather(None, given, settings or [])})
+    job = _asked_for(model, known, gather(None, named, settings or []))
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text), to_tune=False)
+    own = _is_own(job, inputs, known, lambda text: note(console, text))
+    target = output or (folder.evaluation if own else _elsewhere())
     from cdpg.card import write_evaluation
     from cdpg.comparison import evaluate_model
     from cdpg.runlog import costs, write_json
@@ -81,17 +94,71 @@ def evaluate(
     result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
-    # Only what the run was made for belongs into its folder and on its model's card.
-    own = known and not any((other_task, preset, base, contexts, constraint, prompt_column, prompt_prefix is not None))
-    target = output or (folder.evaluation if own else Path("evaluation.json"))
     if own and output is None:
         with folder:
             write_evaluation(folder, result)
     else:
         write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
+    shown = Console()
     models = {name: result[name] for name in ("base", "tuned")}
-    Console().print(models_table(f"{model} on {result['contexts']} held-out contexts", models, result["changes"]))
-    show(Console(), [f"figures: {target}"])
+    print_models(shown, f"{model} on {result['contexts']} held-out contexts", models, result["changes"])
+    show(shown, [f"figures: {target}"])
+
+
+def _asked_for(model: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Job:
+    """What the run is known to be about, overlaid by what was given; of another task's run only what is its own."""
+    other_task = "task" in given and given["task"] != known.get("task")
+    values = {**(without_task(known) if other_task else known), **given}
+    missing = _missing(values)
+    if missing:
+        why = f"the run {model!r} does not name all that it was made of" if known else f"{model!r} is no run's folder"
+        raise UserError(f"{why}: give {', '.join(missing)}, or a task with --task")
+    return _evaluation_job(values)
+
+
+def _missing(values: Mapping[str, Any]) -> list[str]:
+    """The options that must be given before these values can be evaluated; contexts to tune on hold some out."""
+    if values.get("task") is not None:
+        return []
+    found = {**values, "eval_contexts": values.get("eval_contexts") or values.get("contexts")}
+    return [option for key, option in _TO_EVALUATE.items() if not found.get(key)]
+
+
+def _evaluation_job(values: Mapping[str, Any]) -> Job:
+    """The job to evaluate: one without a task has contexts to tune on, which nobody reads if others are held out."""
+    if values.get("task") is None and not values.get("contexts"):
+        values = {**values, "contexts": values.get("eval_contexts")}
+    return Job.from_mapping(values)
+
+
+def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any], tell: Notify) -> bool:
+    """Whether it is what the run was made for that is evaluated: only that belongs into its folder and on its card."""
+    if not known or _missing(known):
+        return False
+    run = _evaluation_job(known)
+    if job.inputs() != run.inputs():
+        return False
+    then = mapping(mapping(known.get("origin")).get("held_out"))
+    if then and then.get("sha256") != fingerprint(inputs.held_out):
+        tell(
+            f"the held-out contexts are not those of the run, {then.get('count')} then and {len(inputs.held_out)} now: "
+            "the data have changed, and contexts that it was tuned on may be among them; its own evaluation and card "
+            "stay as they are"
+        )
+        return False
+    usual = {key: getattr(run.settings, key) for key in _HOW_EVALUATED}
+    return job.settings.replace(**usual) == run.settings
+
+
+def _elsewhere() -> Path:
+    """Where figures go that are no run's own: the working folder, unless that is a run's."""
+    here = RunFolder(".")
+    if here.config.is_file() and (here.holds_run() or here.model.is_dir()):
+        raise UserError(
+            "what is evaluated is not what the run was made for, and the working folder is a run's, whose own "
+            "evaluation.json must not be replaced: name a file with --output"
+        )
+    return Path("evaluation.json")
 
 
 @app.command()
@@ -145,7 +212,8 @@ def sample(
 ) -> None:
     """Sample completions, with their log-probabilities.
 
-    Prompts begin and completions end as they did in the run.
+    Prompts begin and completions end as they did in the run; where its prompts were chats, the context is the one
+    message of a user.
 
     Example:
 
@@ -155,14 +223,15 @@ def sample(
     kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}
     config = CDPGConfig.from_mapping({**kept, **gather(None, {"seed": seed}, settings or [])})
     prefix, stop = prompting(run)
-    from cdpg.contexts import Context
     from cdpg.models.loading import load_model
     from cdpg.sampling import assemble, sample_chunks
     from cdpg.uniforms import UniformStream
 
     quiet_transformers()
     language_model = load_model(path, config)
-    contexts = [Context(prompt=prefix + context.removeprefix(prefix), columns={}, row=1)]
+    text = prefix + context.removeprefix(prefix)
+    chat = bool(run) and _has_chats(RunFolder(model))
+    contexts = [Context(prompt=({"role": "user", "content": text},) if chat else text, columns={}, row=1)]
     prompts = language_model.encode(contexts, config.max_completion_length)
     chunks = sample_chunks(
         language_model, prompts, number, config.max_completion_length, UniformStream(config.seed, "sample", 0),
@@ -201,6 +270,13 @@ def push(
 
     quiet_transformers()
     show(Console(), [f"uploaded: {push_folder(Path(path), repo_id, True if private else None)}"])
+
+
+def _has_chats(run: RunFolder) -> bool:
+    """Whether the prompts of a run were chats, by the samples that it has kept, or the examples of its evaluation."""
+    kept: list[Any] = list(itertools.islice(read_jsonl(run.samples), 1)) if run.samples.is_file() else []
+    kept += sequence(mapping(read_json(run.evaluation)).get("examples")) if run.evaluation.is_file() else []
+    return bool(kept) and isinstance(mapping(kept[0]).get("prompt"), list)
 
 
 def model_of(name: str) -> tuple[str, dict[str, Any]]:

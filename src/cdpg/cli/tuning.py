@@ -11,46 +11,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cdpg.cli.options import (
-    ConstraintName,
-    Contexts,
-    Epochs,
-    EvalContexts,
-    Method,
-    Methods,
-    Model,
-    OutputDir,
-    Preset,
-    PromptColumn,
-    PromptPrefix,
-    Seed,
-    Setting,
-    TaskOrFile,
-    app,
-    make_job,
-)
+from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
 from cdpg.config import CDPGConfig
+from cdpg.job import Job
 from cdpg.runlog import RunFolder
-from cdpg.tables import models_table
+from cdpg.tables import print_models
 
 
 @app.command()
+@makes_job("{task}-{method}")
 def run(
-    task: TaskOrFile = None,
-    preset: Preset = None,
-    model: Model = None,
-    contexts: Contexts = None,
-    eval_contexts: EvalContexts = None,
-    constraint: ConstraintName = None,
-    prompt_column: PromptColumn = None,
-    prompt_prefix: PromptPrefix = None,
-    method: Method = None,
-    epochs: Epochs = None,
-    seed: Seed = None,
-    output_dir: OutputDir = None,
-    settings: Setting = None,
+    job: Job,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
 ) -> None:
     """Tune a model, evaluate it before and after, and write a report.
 
@@ -64,12 +38,6 @@ def run(
 
       cdpg run experiment.yaml --resume
     """
-    named = {
-        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
-        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
-    }  # fmt: skip
-    chosen = {"method": method, "epochs": epochs, "seed": seed, "output_dir": output_dir}
-    job = make_job(task, {**named, **chosen}, settings, "{task}-{method}")
     if not resume:
         RunFolder(job.settings.output_dir).require_fresh()
     console = console_of_main()
@@ -82,26 +50,16 @@ def run(
     note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
-        finish_run(Console(), trainer.folder, record)
+        finish_run(Console(), trainer.folder, record, report)
 
 
 @app.command()
+@makes_job("compare-{task}", "method")
 def compare(
-    task: TaskOrFile = None,
+    job: Job,
     methods: Methods = "cdpg,dpg,reinforce,ziegler",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each with its share of the cores.")] = 1,
-    preset: Preset = None,
-    model: Model = None,
-    contexts: Contexts = None,
-    eval_contexts: EvalContexts = None,
-    constraint: ConstraintName = None,
-    prompt_column: PromptColumn = None,
-    prompt_prefix: PromptPrefix = None,
-    epochs: Epochs = None,
-    seed: Seed = None,
-    output_dir: OutputDir = None,
-    settings: Setting = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
 ) -> None:
     """Tune with several methods and put them side by side.
@@ -114,13 +72,6 @@ def compare(
 
       cdpg compare translation-numbers --methods cdpg,reinforce --seeds 3
     """
-    named = {
-        "preset": preset, "model": model, "contexts": contexts, "eval_contexts": eval_contexts,
-        "constraint": constraint, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
-    }  # fmt: skip
-    job = make_job(
-        task, {**named, "epochs": epochs, "seed": seed, "output_dir": output_dir}, settings, "compare-{task}"
-    )
     names = _method_names(methods)
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
@@ -134,9 +85,14 @@ def compare(
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     folder = Path(job.settings.output_dir)
+    lines = [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"]
+    title, models = f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]
+    if "seeds" in result:
+        title += f"; beside the base, mean and range over {seeds} seeds"
+        models = {"base": models["base"], **result["seeds"]}
     output = Console()
-    output.print(models_table(f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]))
-    show(output, [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"])
+    print_models(output, title, models)
+    show(output, lines)
 
 
 def _method_names(methods: str) -> list[str]:
