@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml, unknown_setting
@@ -240,7 +240,10 @@ def load_constraint(name: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"a constraint is given as module:function, not {name!r}")
+    if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
+        raise UserError(_named_by_file(module_name, attribute))
     folder = str(Path.cwd())
+    file = f"{module_name.replace('.', '/')}.py"
     try:
         if folder not in sys.path and not _is_found(module_name):
             sys.path.append(folder)
@@ -248,8 +251,10 @@ def load_constraint(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(
-                f"there is no module {module_name!r} for the constraint {name!r}: expected {module_name}.py in "
-                f"{folder!r}, or an installed module"
+                _named_by_file(module_name, attribute)
+                if module_name.endswith(".py")
+                else f"there is no module {module_name!r} for the constraint {name!r}: expected {file} in {folder!r}, "
+                "or an installed module"
             ) from error
         raise UserError(f"the module {module_name!r} of the constraint cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
@@ -259,11 +264,23 @@ def load_constraint(name: str) -> Any:
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        own = Path(folder, f"{module_name}.py")
+        own = Path(folder, file)
         hidden = own.is_file() and own.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
         hint = f"; {str(own)!r} was not looked at, an installed module has that name: rename it" if hidden else ""
         raise UserError(f"{module_name!r} has no function {attribute!r}; it has {_listed(functions) or 'none'}{hint}")
     return function
+
+
+def _named_by_file(path: str, attribute: str) -> str:
+    """One sentence on a constraint whose module was named as a file is."""
+    given = PurePath(path.replace("\\", "/"))
+    below = not given.is_absolute() and ".." not in given.parts
+    parts = (*(given.parent.parts if below else ()), given.stem)
+    place = "" if below else f" and start in the folder of {given.name}"
+    return (
+        f"a constraint is given as module:function, not {f'{path}:{attribute}'!r}: write "
+        f"{'.'.join(parts).lstrip('.')}:{attribute}{place}"
+    )
 
 
 def _is_found(module_name: str) -> bool:
