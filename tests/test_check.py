@@ -24,8 +24,8 @@ from cdpg.job import Inputs, Job
 
 def look(hits: list[float], **changes: Any) -> Look:
     values: dict[str, Any] = {
-        "contexts_per_epoch": 32, "samples": 32, "z": hits, "hits": hits, "failed": 0.0, "failed_allowed": 0.05,
-        "ended": 1.0, "seconds_sampling": 0.01, "seconds_constraint": 0.001, "workers": 2,
+        "method": "cdpg", "contexts_per_epoch": 32, "samples": 32, "z": hits, "hits": hits, "failed": 0.0,
+        "failed_allowed": 0.05, "ended": 1.0, "seconds_sampling": 0.01, "seconds_constraint": 0.001, "workers": 2,
     }  # fmt: skip
     return Look(**(values | changes))
 
@@ -124,6 +124,14 @@ def test_weights_that_rest_on_few_samples_are_told() -> None:
     assert only(advise(look([0.75] * 16, samples=8))).level == "fine"
 
 
+@pytest.mark.parametrize("method", ["dpg", "reinforce", "ziegler"])
+def test_advice_on_the_weights_of_cdpg_is_for_cdpg(method: str) -> None:
+    assert only(advise(look([0.75] * 16, samples=4, method=method))).level == "fine"
+    found = advise(look([0.0] * 12 + [1 / 32] * 4, method=method))[0]
+    assert "a context seldom teaches anything. Raise num_generations" in found.text
+    assert "cdpg" not in found.text
+
+
 def test_a_slow_constraint() -> None:
     found = advise(look([0.3] * 16, seconds_constraint=0.04))
     assert [advice.level for advice in found] == ["careful", "fine"]
@@ -169,6 +177,10 @@ def even(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
     return [len(text) % 2 == 0 for text in completions]
 
 
+def mostly(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    return [place % 4 > 0 for place in range(len(completions))]
+
+
 def never(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
     return [False for _ in completions]
 
@@ -201,6 +213,12 @@ def test_the_command_shows_figures_samples_and_advice(tmp_path: Path) -> None:
     satisfying, failing = output.split("satisfying samples:")[1].split("failing samples:")
     assert satisfying.count("•") == 3
     assert failing.split("what to do")[0].count("•") == 3
+
+
+def test_the_command_looks_with_the_method_of_the_run(tmp_path: Path) -> None:
+    few = ("-n", "2", "--set", "num_generations=4", "--set", "contexts_per_epoch=2")
+    assert "each weight of cdpg" in checked(tmp_path, "mostly", *few)
+    assert "cdpg" not in checked(tmp_path, "mostly", *few, "--method", "reinforce").split("what to do")[1]
 
 
 def test_the_command_on_a_constraint_that_nothing_satisfies(tmp_path: Path) -> None:

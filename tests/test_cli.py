@@ -361,3 +361,40 @@ def test_the_working_folder_does_not_take_the_place_of_installed_modules(
     assert load_constraint("own_check:even")(["x"], ["y"]) == [True]
     assert sys.path == [*before, str(tmp_path)]
     sys.modules.pop("own_check")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("rules.py:short", "not 'rules.py:short': write rules:short"),
+        ("./rules.py:short", "write rules:short"),
+        ("sub/rules.py:short", "write sub.rules:short"),
+        (r".\sub\rules.py:short", "write sub.rules:short"),
+        ("sub/rules:short", "write sub.rules:short"),
+        (".rules:short", "write rules:short"),
+        ("../rules.py:short", "write rules:short and start in the folder of rules.py"),
+        ("/home/rules.py:short", "write rules:short and start in the folder of rules.py"),
+        ("absent.py:short", "write absent:short"),
+        ("./:short", "write :short"),
+    ],
+)
+def test_a_constraint_that_is_named_by_its_file_is_answered_with_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    for folder in (tmp_path, tmp_path / "sub"):
+        folder.mkdir(exist_ok=True)
+        (folder / "rules.py").write_text("def short(prompts, completions): return [True] * len(prompts)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(UserError) as error:
+        load_constraint(name)
+    sys.modules.pop("rules", None)
+    assert str(error.value).startswith("a constraint is given as module:function, not ")
+    assert str(error.value).endswith(advice)
+
+
+def test_a_module_in_a_folder_is_looked_for_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(UserError, match=r"no module 'sub\.rules' for .*: expected sub/rules\.py in "):
+        load_constraint("sub.rules:short")

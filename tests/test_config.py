@@ -179,3 +179,53 @@ def test_a_job_is_a_file_overlaid_by_options_overlaid_by_set(tmp_path: Path) -> 
         Job.from_mapping({"model": "a"})
     with pytest.raises(UserError, match="did you mean 'contexts'"):
         Job.from_mapping({"model": "a", "constraint": "m:f", "context": "b"})
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("prompt_prefix", "summarize: "), ("prompt_prefix", ""), ("prompt_prefix", "# a"), ("prompt_column", "no"),
+        ("model", "yes"), ("contexts", "[a]"), ("eval_contexts", "2024"),
+    ],
+)  # fmt: skip
+def test_a_text_after_set_is_taken_as_it_stands(key: str, text: str) -> None:
+    given = {"model": "m", "contexts": "c.csv", "constraint": "m:f"}
+    job = Job.from_mapping(gather(None, given, [f"{key}={text}"]))
+    assert getattr(job, key) == text
+
+
+def test_a_text_setting_keeps_its_blanks_after_set() -> None:
+    found = CDPGConfig.from_mapping(parse_overrides(["decoder_prefix=fra ", "output_dir=2024", " device =cpu"]))
+    assert (found.decoder_prefix, found.output_dir, found.device) == ("fra ", "2024", "cpu")
+    assert gather(None, {}, ["constraint=[m:f, m:g]"]) == {"constraint": ["m:f", "m:g"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model: yes", 'model takes text, not True: in YAML, put it in quotes, model: "..."'),
+        (
+            "prompt_prefix: {summarize: }",
+            "prompt_prefix takes text, not {'summarize': None}: in YAML, put it in quotes",
+        ),
+        ("task: 5", "task takes text, not 5"),
+        ("preset: 5", "preset takes text, not 5"),
+        ("output_dir: 2024", 'output_dir takes text, not 2024: in YAML, put it in quotes, output_dir: "..."'),
+        ("decoder_prefix: no", "decoder_prefix takes text, not False: in YAML, put it in quotes"),
+        ("constraint: 5", "constraint takes module:function, or a list of those, not 5: in YAML, put it in quotes"),
+        ("constraint: {m: f}", "constraint takes module:function, or a list of those, not {'m': 'f'}"),
+        ("constraint: [m:f, 5]", "constraint takes module:function, or a list of those, not ['m:f', 5]"),
+    ],
+)
+@pytest.mark.parametrize("given", [{"model": "m", "contexts": "c", "constraint": "m:f"}, {"task": "code-pep8"}])
+def test_what_is_no_text_in_a_file_is_refused(tmp_path: Path, line: str, message: str, given: dict[str, Any]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(line, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        Job.from_mapping({**given, **gather(path, {}, [])})
+    assert message in str(error.value)
+
+
+def test_what_is_no_text_is_told_with_all_else() -> None:
+    with pytest.raises(UserError, match=r"unknown setting 'epoch'.*; model takes text.*; contexts must be given"):
+        Job.from_mapping({"model": True, "epoch": 3, "constraint": "m:f"})

@@ -188,6 +188,16 @@ UNREADABLE: dict[str, tuple[str, str | bytes, str]] = {
         "'a.csv', row 2 (line 4): 3 fields, where the header has 2: put a field that holds a comma",
     ),
     "ragged, short": ("a.tsv", "prompt\tk\na\n", "row 1 (line 2): 1 fields, where the header has 2: put a field that"),
+    "semicolons": (
+        "a.csv",
+        "prompt;ref\none, two;un, deux\n",
+        "'a.csv' has one column, 'prompt;ref', and seems to be separated by semicolons, where commas were expected: "
+        "save it with commas, as .csv",
+    ),
+    "semicolons as tsv": ("a.tsv", "prompt;ref\na;b\n", "separated by semicolons, where tabs were expected: save it w"),
+    "semicolons and quotes": ("a.csv", '\n"prompt";"ref"\n"a";"b"\n', "seems to be separated by semicolons"),
+    "tabs": ("a.csv", "prompt\tref\na\tb\n", "separated by tabs, where commas were expected: end its name in .tsv"),
+    "commas": ("a.tsv", "prompt,ref\na,b\n", "separated by commas, where tabs were expected: end its name in .csv"),
     "open quote": ("a.csv", 'prompt\nok\n"a\nb\n', "'a.csv', line 3: not valid CSV"),
     "stray quote": ("a.csv", 'prompt\n"a"b\n', "'a.csv', line 2: not valid CSV"),
     "twice": ("a.csv", "prompt,k,k\na,1,2\n", "the header names the column 'k' twice: rename one of them"),
@@ -263,6 +273,12 @@ def test_a_missing_column_is_never_guessed(tmp_path: Path, header: str, wanted: 
         f"{str(path)!r} has no column {wanted!r}; its columns are {', '.join(map(repr, names))}: "
         f"set prompt_column to the one to use{advice}"
     )
+
+
+def test_a_name_with_a_semicolon_may_be_the_only_one(tmp_path: Path) -> None:
+    for header in ("a;b", '"a;b"'):
+        path = write(tmp_path / "a.csv", f"{header}\nx;y\n")
+        assert load_contexts(path, prompt_column="a;b") == [Context("x;y", {}, 1)]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def hooks() -> ModuleType:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the documentation's packages want Python 3.11")
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr

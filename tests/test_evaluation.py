@@ -181,6 +181,19 @@ def test_masked_bleu_does_not_care_how_numbers_are_written() -> None:
     assert set(TranslationMeasure()([Context("two", {}, 1)], [["2"]]).corpus) == set()
 
 
+@pytest.mark.parametrize("columns", [{}, {"reference": None}, {"reference": " "}, {"reference": 3}])
+def test_a_context_without_a_reference_is_not_in_bleu(columns: dict[str, Any]) -> None:
+    known, bare = Context("two cats", {"reference": "deux chats dorment sur le lit"}, 1), Context("x", columns, 2)
+    outputs = [["2 chats dorment sur le lit"], ["tout autre chose"]]
+    found, alone = TranslationMeasure()([known, bare], outputs), TranslationMeasure()([known], outputs[:1])
+    assert set(found.corpus) == {"bleu", "bleu_masked"}
+    for name, statistic in found.corpus.items():
+        assert statistic.value() == alone.corpus[name].value()
+        assert np.isnan(statistic.on(np.array([[0.0, 2.0]]))), "a resample without a reference has no BLEU"
+    assert set(TranslationMeasure()([bare], outputs[1:]).corpus) == set()
+    assert found.features["distinct_2"].shape == (2, 1)
+
+
 def test_code_is_measured_with_its_signature() -> None:
     context = Context("def f(a):", {}, 1)
     found = CodeMeasure()([context], [["\n    return a\n", "\n    return (a\n", "\n    return  a"]])
@@ -250,6 +263,18 @@ def test_summaries_are_measured_against_source_and_reference() -> None:
     assert found.features["recall_target"].tolist() == [[1.0]]
     assert found.features["rouge_l"].tolist() == [[1.0]]
     assert found.frequencies["entity_label"]["PERSON"] == 2
+
+
+@pytest.mark.parametrize("columns", [{}, {"reference": None}, {"reference": ""}])
+def test_a_summary_without_a_reference_has_neither_recall_nor_rouge(columns: dict[str, Any]) -> None:
+    pytest.importorskip("spacy")
+    source = "Angela Merkel met Barack Obama in Berlin on Monday."
+    known, bare = Context(source, {"reference": "Angela Merkel met Barack Obama."}, 1), Context(source, columns, 2)
+    features = SummaryMeasure()([bare, known], [["Angela Merkel met Barack Obama."]] * 2).features
+    for name in ("recall_target", "rouge_l"):
+        assert np.array_equal(features[name], [[np.nan], [1.0]], equal_nan=True)
+    assert features["precision_source"].tolist() == [[1.0], [1.0]]
+    assert not {"recall_target", "rouge_l"} & set(SummaryMeasure()([bare], [["Angela Merkel."]]).features)
 
 
 # The whole.
@@ -336,6 +361,47 @@ def test_a_sample_whose_check_failed_is_in_no_mean_over_samples(tmp_path: Path) 
     assert metrics["letters_b"]["mean"] == 0.0
     judged = [len([t for t in row if "b" not in t]) for row in found.outcomes["base"].texts]
     assert metrics["checks_failed"]["mean"] == pytest.approx(1 - sum(judged) / 120)
+
+
+def as_words(texts: Any) -> list[list[str]]:
+    """Letters as words, enough of them for BLEU's four of a row."""
+    return [[" ".join(text * 4) for text in row] for row in texts]
+
+
+class Compared:
+    """BLEU of translations and a feature that needs a reference, too, absent where no context of a block has one."""
+
+    beams = 0
+
+    def __call__(self, contexts: Any, outputs: Any, apply: Any = None) -> Measured:
+        found = TranslationMeasure()(contexts, as_words(outputs))
+        known = [[np.nan if context.reference is None else 1.0] * len(outputs[0]) for context in contexts]
+        return Measured({"rouge_l": np.array(known)} if found.corpus else {}, found.corpus)
+
+
+@pytest.mark.parametrize("without", [range(64), range(64, 70), range(3, 67), range(1), range(70), range(0)])
+def test_references_may_be_missing_anywhere(tmp_path: Path, without: range) -> None:
+    """More contexts than are measured together, so that some blocks, and not others, have no reference at all."""
+    contexts = [
+        Context(context.prompt, {"reference": None if row in without else "a b a b c a"}, row + 1)
+        for row, context in enumerate(contexts_of(3) * 24)
+    ][:70]
+    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=3, device="cpu")
+    trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts, measure=Compared())
+    found = trainer.held_out.evaluate({}, {}, lambda text: None)
+    assert found is not None
+    result = found.to_mapping({"base": "base"})
+    notice = f"{len(without)} of 70 contexts have no reference, and do not count in bleu, bleu_masked, rouge_l"
+    assert result["notices"] == ([notice] if 0 < len(without) < 70 else [])
+    if len(without) == 70:
+        assert not {"bleu", "bleu_masked", "rouge_l"} & set(result["base"])
+        return
+    texts = [row for place, row in enumerate(found.outcomes["base"].texts) if place not in without]
+    alone = bleu_statistic(as_words(texts), ["a b a b c a"] * len(texts), lambda text: text)
+    assert result["base"]["bleu"]["mean"] == alone.value() > 0
+    assert result["base"]["rouge_l"]["mean"] == 1.0
+    counted = found.statistics["base"]["rouge_l"].terms[:, 1]
+    assert [place for place, known in enumerate(counted) if not known] == list(without)
 
 
 def test_an_outcome_keeps_no_log_probabilities_of_tokens(tmp_path: Path) -> None:

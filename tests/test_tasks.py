@@ -175,6 +175,17 @@ def test_a_line_that_is_no_signature_is_named(tmp_path: Path) -> None:
         job_of("code-compilability", contexts=str(file)).load(ignore)
 
 
+@pytest.mark.parametrize("name", ["translation-numbers", "summarization-entities"])
+def test_a_chat_is_no_text_for_a_task(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "chats.jsonl"
+    rows = [{"text": "two dogs"}, {"text": [{"role": "user", "content": "three cats"}]}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(
+        UserError, match=r"chats\.jsonl', row 2: a chat in the column 'text', where this task takes a text"
+    ):
+        job_of(name, contexts=str(file), prompt_column="text").load(ignore)
+
+
 def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "signatures.txt"
     file.write_text("def f(x):\n\n\ndef bad( a ):\ndef g(x):\n")

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cdpg.config import Method
+
 ENOUGH = 0.8
 """Share of an epoch's contexts that should have a satisfying sample."""
 _TOO_FEW = 0.5
@@ -30,6 +32,8 @@ Level = Literal["stop", "careful", "fine"]
 class Look:
     """What was seen in some samples of the base, M for each of a few contexts."""
 
+    method: Method
+    """What the run would tune with: ``cdpg`` alone divides by a mean over a context's own samples."""
     contexts_per_epoch: int
     """N of the run."""
     samples: int
@@ -193,17 +197,22 @@ def _too_few_covered(look: Look, expected: float) -> Advice:
         if more is not None
         else f"Even {_MOST_SAMPLES:,} samples a context would not cover {ENOUGH:.0%}"
     )
+    shrinks = (
+        f", its gradient shrinks by κ = 1-(1-Z)^M (here {expected:.2f} on average), and cdpg loses its advantage over "
+        f"dpg"
+        if look.method == "cdpg"
+        else ""
+    )
     return Advice(
         "stop" if expected < _TOO_FEW and more is None else "careful",
         f"With M = {look.samples} samples only {expected:.0%} of an epoch's contexts should have a satisfying one: "
-        f"where M·Z is below 1 a context seldom teaches anything, its gradient shrinks by κ = 1-(1-Z)^M (here "
-        f"{expected:.2f} on average), and cdpg loses its advantage over dpg. {remedy}; or choose contexts in which the "
+        f"where M·Z is below 1 a context seldom teaches anything{shrinks}. {remedy}; or choose contexts in which the "
         f"base can satisfy.",
     )
 
 
 def _on_samples(look: Look) -> list[Advice]:
-    if look.samples >= _LEAST_SAMPLES:
+    if look.samples >= _LEAST_SAMPLES or look.method != "cdpg":
         return []
     return [
         Advice(

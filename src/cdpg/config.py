@@ -7,7 +7,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -218,6 +218,11 @@ def unknown_setting(key: str, known: Iterable[str]) -> str:
     return f"unknown setting {key!r}{hint}"
 
 
+def no_text(key: str, value: Any, expected: str = "text") -> str:
+    """One sentence on the value of a text setting that YAML read as something else."""
+    return f'{key} takes {expected}, not {value!r}: in YAML, put it in quotes, {key}: "..."'
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as a mapping; an empty file is an empty mapping."""
     try:
@@ -233,17 +238,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """``--set key=value`` pairs; the value is read as YAML reads it."""
+def parse_overrides(pairs: Iterable[str], texts: Collection[str] = ()) -> dict[str, Any]:
+    """``--set key=value`` pairs, each value read as YAML reads it.
+
+    What is a text by its type, or one of ``texts``, is taken as it stands: YAML would see more in some of them.
+    """
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set takes key=value, not {pair!r}")
+        key = key.strip()
         try:
-            settings[key.strip()] = yaml.safe_load(text)
+            settings[key] = text if key in texts or FIELDS.get(key) is str else yaml.safe_load(text)
         except yaml.YAMLError:
-            settings[key.strip()] = text
+            settings[key] = text
     return settings
 
 
@@ -256,7 +265,7 @@ def _coerce(key: str, value: Any) -> Any:
             return _as(option, value)
         except (TypeError, ValueError, OverflowError):  # the last of infinity as a whole number
             continue
-    raise UserError(f"{key} takes {_describe(expected)}, not {value!r}")
+    raise UserError(no_text(key, value) if expected is str else f"{key} takes {_describe(expected)}, not {value!r}")
 
 
 def _as(kind: Any, value: Any) -> Any:

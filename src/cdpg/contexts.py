@@ -43,6 +43,12 @@ class Context:
     """What it must not be parted from when some contexts are held out: its source file, its repository. Constraints do
     not see it."""
 
+    @property
+    def reference(self) -> str | None:
+        """What metrics compare an output with: the text of the column ``reference``; None if it is blank or no text."""
+        text = self.columns.get("reference")
+        return text if isinstance(text, str) and text.strip() else None
+
 
 def load_contexts(
     source: str | os.PathLike[str] | Iterable[Any],

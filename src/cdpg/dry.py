@@ -147,6 +147,7 @@ def _seen(
             z.append(sum(judged) / len(judged))
             hits.append(sum(b > 0 for b in judged) / len(judged))
     look = Look(
+        method=config.method,
         contexts_per_epoch=config.contexts_per_epoch,
         samples=per_context,
         z=z,

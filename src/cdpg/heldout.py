@@ -22,7 +22,7 @@ from cdpg.errors import UserError
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.measures import Measure, Measured
 from cdpg.evaluation.outcome import Outcome
-from cdpg.evaluation.statistics import Statistic
+from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.objectives.base import Epoch
@@ -101,7 +101,7 @@ class HeldOut:
             texts=tuple(texts for part in parts for texts in part.texts),
             beams=tuple(text for part in parts for text in part.beams) if beamed else None,
             beam_b=tuple(b for part in parts for b in part.beam_b) if beamed else None,
-            measured=_together([part.measured for part in parts]),
+            measured=_together(parts),
             tokens=sum((part.tokens for part in parts), Counter()),
             ended=torch.cat([part.ended for part in parts]),
             seconds=time.perf_counter() - started,
@@ -221,19 +221,34 @@ def _tokens(samples: Samples) -> Counter[int]:
     return Counter(samples.tokens[counted].tolist())
 
 
-def _together(parts: Sequence[Measured]) -> Measured:
-    """Blocks of contexts, one below the other."""
-    names = dict.fromkeys(name for part in parts for name in part.features)
-    corpus = dict.fromkeys(name for part in parts for name in part.corpus)
-    counters = dict.fromkeys(name for part in parts for name in part.frequencies)
+def _together(parts: Sequence[_Part]) -> Measured:
+    """Blocks of contexts, one below the other.
+
+    A block whose contexts all lack a reference has no figures that need one: there it counts nothing.
+    """
+    blocks, counts = [part.measured for part in parts], [len(part.texts) for part in parts]
+    names = dict.fromkeys(name for block in blocks for name in block.features)
+    counters = dict.fromkeys(name for block in blocks for name in block.frequencies)
+    statistics = {name: statistic for block in reversed(blocks) for name, statistic in block.corpus.items()}
+
+    def features(name: str) -> Array:
+        return _stacked([block.features.get(name) for block in blocks], counts, np.nan)
+
+    def terms(name: str) -> Array:
+        return _stacked([block.corpus[name].terms if name in block.corpus else None for block in blocks], counts, 0.0)
+
     return Measured(
-        features={name: np.concatenate([part.features[name] for part in parts]) for name in names},
-        corpus={
-            name: Statistic(np.concatenate([part.corpus[name].terms for part in parts]), parts[0].corpus[name].of)
-            for name in corpus
-        },
-        remarks={name: [row for part in parts for row in part.remarks[name]] for name in parts[0].remarks}
-        if parts
+        features={name: features(name) for name in names},
+        corpus={name: Statistic(terms(name), statistic.of) for name, statistic in statistics.items()},
+        remarks={name: [row for block in blocks for row in block.remarks[name]] for name in blocks[0].remarks}
+        if blocks
         else {},
-        frequencies={name: sum((part.frequencies[name] for part in parts), Counter()) for name in counters},
+        frequencies={name: sum((block.frequencies[name] for block in blocks), Counter()) for name in counters},
     )
+
+
+def _stacked(tables: Sequence[Array | None], counts: Sequence[int], absent: float) -> Array:
+    """``[context, ...]`` tables one below the other, with ``absent`` for the contexts of those that are missing."""
+    width = next(table.shape[1] for table in tables if table is not None)
+    blanks = (np.full((count, width), absent) for count in counts)
+    return np.concatenate([blank if table is None else table for table, blank in zip(tables, blanks, strict=True)])

@@ -6,11 +6,11 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml, unknown_setting
+from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml, unknown_setting
 from cdpg.contexts import DEFAULT_COLUMN, Context, groups, load_contexts, prompt_key, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
@@ -80,11 +80,11 @@ class Job:
         values = {key: value for key, value in values.items() if key != _ORIGIN}
         own = {field.name for field in dataclasses.fields(cls)} - {"settings"}
         problems = [unknown_setting(key, {*FIELDS, *own}) for key in values if key not in FIELDS and key not in own]
-        if values.get("task") is not None:
-            values = _filled_in(find_task(str(values["task"])), values)
-            needed: tuple[str, ...] = ()
-        else:
-            needed = ("model", "contexts", "constraint")
+        not_texts = list(_not_texts(values))
+        problems += not_texts
+        if values.get("task") is not None and not not_texts:
+            values = _filled_in(find_task(values["task"]), values)
+        needed = ("model", "contexts", "constraint") if values.get("task") is None else ()
         missing = [key for key in needed if not values.get(key)]
         if missing:
             problems.append(
@@ -94,10 +94,9 @@ class Job:
         if problems:
             raise UserError("; ".join(problems))
         constraint = values["constraint"]
-        named = {key: str(values[key]) for key in own - {"constraint", "data_seed"} if values.get(key) is not None}
         return cls(
-            **named,
-            constraint=(constraint,) if isinstance(constraint, str) else tuple(map(str, constraint)),
+            **{key: values[key] for key in _TEXTS if values.get(key) is not None},
+            constraint=(constraint,) if isinstance(constraint, str) else tuple(constraint),
             settings=CDPGConfig.from_mapping({key: value for key, value in values.items() if key in FIELDS}),
             data_seed=_seed(values.get("data_seed", 0)),
         )
@@ -167,6 +166,10 @@ class Job:
         return tuning, held_out
 
 
+_TEXTS = frozenset(field.name for field in dataclasses.fields(Job)) - {"constraint", "settings", "data_seed"}
+"""What a job takes as a text."""
+
+
 def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
     """The text before every prompt, and the rule that ends an output, of what a command or a run's file says."""
     task = None if values.get("task") is None else find_task(str(values["task"]))
@@ -192,6 +195,17 @@ def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in values.items() if value is not None}
     own = {"model": preset.model, "constraint": task.constraint, "prompt_prefix": preset.prefix}
     return {**own, **preset.settings, **given}
+
+
+def _not_texts(values: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each value that should be a text and is not."""
+    for key, value in values.items():
+        if key in _TEXTS and not isinstance(value, str | None):
+            yield no_text(key, value)
+    constraint = values.get("constraint")
+    items = constraint if isinstance(constraint, (list, tuple)) else [constraint]
+    if constraint is not None and not all(isinstance(item, str) for item in items):
+        yield no_text("constraint", constraint, "module:function, or a list of those")
 
 
 def _seed(value: Any) -> int:
@@ -222,7 +236,7 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
         raise UserError(f"{str(config)!r} is not a configuration file: expected a YAML file of settings")
     values = read_yaml(config) if config is not None else {}
     given = {key: value for key, value in options.items() if value is not None}
-    return {**values, **given, **parse_overrides(overrides)}
+    return {**values, **given, **parse_overrides(overrides, _TEXTS)}
 
 
 def load_constraint(name: str) -> Any:
@@ -233,7 +247,10 @@ def load_constraint(name: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"a constraint is given as module:function, not {name!r}")
+    if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
+        raise UserError(_named_by_file(module_name, attribute))
     folder = str(Path.cwd())
+    file = f"{module_name.replace('.', '/')}.py"
     try:
         if folder not in sys.path and not _is_found(module_name):
             sys.path.append(folder)
@@ -241,8 +258,10 @@ def load_constraint(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(
-                f"there is no module {module_name!r} for the constraint {name!r}: expected {module_name}.py in "
-                f"{folder!r}, or an installed module"
+                _named_by_file(module_name, attribute)
+                if module_name.endswith(".py")
+                else f"there is no module {module_name!r} for the constraint {name!r}: expected {file} in {folder!r}, "
+                "or an installed module"
             ) from error
         raise UserError(f"the module {module_name!r} of the constraint cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
@@ -252,11 +271,23 @@ def load_constraint(name: str) -> Any:
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        own = Path(folder, f"{module_name}.py")
+        own = Path(folder, file)
         hidden = own.is_file() and own.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
         hint = f"; {str(own)!r} was not looked at, an installed module has that name: rename it" if hidden else ""
         raise UserError(f"{module_name!r} has no function {attribute!r}; it has {_listed(functions) or 'none'}{hint}")
     return function
+
+
+def _named_by_file(path: str, attribute: str) -> str:
+    """One sentence on a constraint whose module was named as a file is."""
+    given = PurePath(path.replace("\\", "/"))
+    below = not given.is_absolute() and ".." not in given.parts
+    parts = (*(given.parent.parts if below else ()), given.stem)
+    place = "" if below else f" and start in the folder of {given.name}"
+    return (
+        f"a constraint is given as module:function, not {f'{path}:{attribute}'!r}: write "
+        f"{'.'.join(parts).lstrip('.')}:{attribute}{place}"
+    )
 
 
 def _is_found(module_name: str) -> bool:

@@ -29,6 +29,12 @@ _ENCODING_MARKS = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
+_SEPARATORS = (
+    (";", "semicolons", "save it with commas, as .csv"),
+    ("\t", "tabs", "end its name in .tsv"),
+    (",", "commas", "end its name in .csv"),
+)
+"""What separates columns, its name, and what to do if a file was expected to have another."""
 _LARGEST_FIELD = 2**31 - 1  # the largest that the csv module takes on every platform
 
 
@@ -65,8 +71,8 @@ def kind(value: Any) -> str:
 
 def _file_rows(path: Path, text_column: str, limit: int | None, notify: Notify) -> list[Row]:
     readers: dict[str, Callable[[Path, str], Iterator[Row | None]]] = {
-        ".csv": lambda path, text: _csv_rows(path, text, ",", notify),
-        ".tsv": lambda path, text: _csv_rows(path, text, "\t", notify),
+        ".csv": lambda path, text: _csv_rows(path, text, ",", text_column, notify),
+        ".tsv": lambda path, text: _csv_rows(path, text, "\t", text_column, notify),
         ".jsonl": _jsonl_rows,
         ".ndjson": _jsonl_rows,
         ".json": _json_rows,
@@ -137,7 +143,8 @@ def _decoded(path: Path) -> str:
     return text
 
 
-def _csv_rows(path: Path, text: str, delimiter: str, notify: Notify) -> Iterator[Row | None]:
+def _csv_rows(path: Path, text: str, delimiter: str, text_column: str, notify: Notify) -> Iterator[Row | None]:
+    _refuse_other_separator(path, text, delimiter, text_column)
     records = _csv_records(path, text, delimiter)
     header: list[str] = next((fields for _, fields in records if fields), [])
     repeated = sorted({name for name in header if name and header.count(name) > 1})
@@ -160,6 +167,19 @@ def _csv_rows(path: Path, text: str, delimiter: str, notify: Notify) -> Iterator
         yield Row(number, where, {name: value for name, value in zip(header, fields, strict=True) if name})
     if not number:
         raise UserError(f"{str(path)!r} has a header and no rows below it: give at least one context")
+
+
+def _refuse_other_separator(path: Path, text: str, delimiter: str, text_column: str) -> None:
+    """A header of one column whose name holds what separates columns elsewhere, as spreadsheets may write it."""
+    header = next(io.StringIO(text.lstrip("\r\n"), newline=None), "").strip("\n")
+    if delimiter in header or header.strip('"') == text_column:
+        return
+    for other, called, remedy in _SEPARATORS:
+        if other in header:
+            raise UserError(
+                f"{str(path)!r} has one column, {header!r}, and seems to be separated by {called}, where "
+                f"{'tabs' if delimiter == chr(9) else 'commas'} were expected: {remedy}"
+            )
 
 
 def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -28,7 +28,7 @@ _Labelled = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class SummaryMeasure:
-    """The source is the column ``source``, else the prompt; recall and ROUGE-L need the column ``reference``.
+    """The source is the column ``source``, else the prompt; recall and ROUGE-L are of contexts that have a reference.
 
     A summary without entities, or one that exhausts the recogniser, has precision 0; a reference without entities is
     recalled in full.
@@ -53,11 +53,11 @@ class SummaryMeasure:
             "precision_source": table(_compared(precision_source, found, sources)),
             "distinct_2": per_output(outputs, distinct_2),
         }
-        references = [context.columns.get("reference") for context in owner]
-        if references and all(isinstance(reference, str) for reference in references):
-            targets = _entity_sets(references, apply)  # type: ignore[arg-type]
+        references = [context.reference for context in owner]
+        if any(references):
+            targets = _entity_sets(references, apply)
             features["recall_target"] = table(_compared(recall_target, found, targets))
-            features["rouge_l"] = table(_rouge_l(references, flat))  # type: ignore[arg-type]
+            features["rouge_l"] = table(_rouge_l(references, flat))
         labels = Counter(label for entities in labelled for _, label in entities or ())
         return Measured(features=features, frequencies={"entity_label": labels})
 
@@ -77,20 +77,20 @@ def _compared(
     return [np.nan if own is None or other is None else share(own, other) for own, other in pairs]
 
 
-def _entity_sets(texts: Sequence[str], apply: Apply) -> list[frozenset[str] | None]:
-    """E(text) of each text; texts that stand there several times are read once."""
-    plain = [text.removeprefix(PROMPT_PREFIX) for text in texts]
-    distinct = list(dict.fromkeys(plain))
+def _entity_sets(texts: Sequence[str | None], apply: Apply) -> list[frozenset[str] | None]:
+    """E(text) of each text, None of none; texts that stand there several times are read once."""
+    plain = [None if text is None else text.removeprefix(PROMPT_PREFIX) for text in texts]
+    distinct = list(dict.fromkeys(text for text in plain if text is not None))
     found = apply(labelled_entities, distinct, [])
     sets = {text: _names(entities) for text, entities in zip(distinct, found, strict=True)}
-    return [sets[text] for text in plain]
+    return [None if text is None else sets[text] for text in plain]
 
 
-def _rouge_l(references: Sequence[str], texts: Sequence[str]) -> list[float]:
-    """F-measures without stemming."""
+def _rouge_l(references: Sequence[str | None], texts: Sequence[str]) -> list[float]:
+    """F-measures without stemming; NaN where there is no reference."""
     scorer: Any = _rouge_scorer().RougeScorer(["rougeL"])
     pairs = zip(references, texts, strict=True)
-    return [scorer.score(reference, text)["rougeL"].fmeasure for reference, text in pairs]
+    return [np.nan if to is None else scorer.score(to, text)["rougeL"].fmeasure for to, text in pairs]
 
 
 def _rouge_scorer() -> Any:

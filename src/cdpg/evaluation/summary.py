@@ -36,6 +36,8 @@ from cdpg.evaluation.statistics import (
 from cdpg.target import log_target
 
 BASE = "base"
+_OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")
+"""Metrics that compare an output with its context's reference."""
 _EXAMPLES = 8
 _OUTPUTS_SHOWN = 4
 
@@ -96,9 +98,22 @@ class Evaluation:
             **self._against_ideal(names),
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
-            "notices": [notice for name, shown in names.items() for notice in self._notices(name, shown)],
+            "notices": [
+                *self._on_references(),
+                *(notice for name, shown in names.items() for notice in self._notices(name, shown)),
+            ],
             "examples": [self._example(index, names) for index in self._example_indices()],
         }
+
+    def _on_references(self) -> Iterator[str]:
+        """How many contexts lack what some metrics compare with, where others have it."""
+        contexts = self.outcomes[BASE].contexts
+        lacking = sum(context.reference is None for context in contexts)
+        partial = [name for name in _OF_REFERENCES if name in self.statistics[BASE]]
+        if lacking and partial:
+            yield (
+                f"{lacking:,} of {len(contexts):,} contexts have no reference, and do not count in {', '.join(partial)}"
+            )
 
     def _notices(self, name: str, shown: str) -> Iterator[str]:
         """What is to be known of a model's figures, a sentence each."""

@@ -21,7 +21,7 @@ _ORDER = 4
 
 @dataclass(frozen=True)
 class TranslationMeasure:
-    """BLEU needs the column ``reference``; without it only Distinct-2 is measured."""
+    """BLEU is of the contexts that have a reference; where none has, only Distinct-2 is measured."""
 
     beams: int = 4
 
@@ -29,33 +29,37 @@ class TranslationMeasure:
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
     ) -> Measured:
         distinct = per_output(outputs, distinct_2)
-        references = [context.columns.get("reference") for context in contexts]
-        if not contexts or not all(isinstance(reference, str) for reference in references):
+        references = [context.reference for context in contexts]
+        if not any(references):
             return Measured(features={"distinct_2": distinct})
         return Measured(
             features={"distinct_2": distinct},
             corpus={
-                "bleu": bleu_statistic(outputs, references, lambda text: text),  # type: ignore[arg-type]
-                "bleu_masked": bleu_statistic(outputs, references, mask_numbers),  # type: ignore[arg-type]
+                "bleu": bleu_statistic(outputs, references, lambda text: text),
+                "bleu_masked": bleu_statistic(outputs, references, mask_numbers),
             },
         )
 
 
 def bleu_statistic(
-    outputs: Sequence[Sequence[str]], references: Sequence[str], prepare: Callable[[str], str]
+    outputs: Sequence[Sequence[str]], references: Sequence[str | None], prepare: Callable[[str], str]
 ) -> Statistic:
-    """Corpus BLEU as a function of summed n-gram counts: matches and totals of each order, both lengths."""
+    """Corpus BLEU as a function of summed n-gram counts: matches and totals of each order, both lengths.
+
+    A context without a reference adds nothing to any sum.
+    """
     bleu = _sacrebleu().BLEU(max_ngram_order=_ORDER, effective_order=True)
-    rows = []
-    for texts, reference in zip(outputs, references, strict=True):
-        scores = [bleu.sentence_score(prepare(text), [prepare(reference)]) for text in texts]
-        parts = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
-        rows.append(np.sum(parts, axis=0, dtype=np.float64))
-    return Statistic(np.array(rows), _bleu)
+    terms = np.zeros((len(references), 2 * _ORDER + 2))
+    for row, texts, reference in zip(terms, outputs, references, strict=True):
+        target = None if reference is None else prepare(reference)
+        for text in texts if target is not None else ():
+            score = bleu.sentence_score(prepare(text), [target])
+            row += [*score.counts, *score.totals, score.sys_len, score.ref_len]
+    return Statistic(terms, _bleu)
 
 
 def _bleu(sums: Array) -> Array:
-    """sacreBLEU's own formula on ``[..., 2·order + 2]`` sums."""
+    """sacreBLEU's own formula on ``[..., 2·order + 2]`` sums; NaN where there was no reference."""
     compute = _sacrebleu().BLEU.compute_bleu
     flat = sums.reshape(-1, sums.shape[-1])
     values = []
@@ -63,7 +67,7 @@ def _bleu(sums: Array) -> Array:
         counts = [round(value) for value in row]
         matches, totals = counts[:_ORDER], counts[_ORDER : 2 * _ORDER]
         score = compute(matches, totals, counts[-2], counts[-1], smooth_method="exp", max_ngram_order=_ORDER)
-        values.append(score.score)
+        values.append(score.score if counts[-1] else np.nan)
     return np.array(values, dtype=np.float64).reshape(sums.shape[:-1])
 
 

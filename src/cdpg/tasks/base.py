@@ -79,7 +79,7 @@ class Task:
         found = []
         for place, row in enumerate(rows, start=1):
             origin = row if isinstance(row, OriginRow) else OriginRow({})
-            prompt = prefix + str(row[self.column])
+            prompt = prefix + row[self.column]
             found.append(Context(prompt, dict(row), origin.number or place, origin.group))
         return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cdpg.contexts import load_contexts
+from cdpg.contexts import Context, load_contexts
+from cdpg.errors import UserError
 from cdpg.rows import Notify
 from cdpg.tasks.base import OriginRow, Row
 
@@ -10,4 +11,13 @@ from cdpg.tasks.base import OriginRow, Row
 def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
     """Texts and, where there is a column ``reference``, what they should become; other columns are kept."""
     contexts = load_contexts(path, prompt_column=column, notify=notify)
-    return [OriginRow({**context.columns, "source": context.prompt}, context.row) for context in contexts]
+    return [OriginRow({**context.columns, "source": _text(context, column, path)}, context.row) for context in contexts]
+
+
+def _text(context: Context, column: str, path: str) -> str:
+    if not isinstance(context.prompt, str):
+        raise UserError(
+            f"{path!r}, row {context.row}: a chat in the column {column!r}, where this task takes a text: give the "
+            f"text alone, or run without a task, with --model and --constraint"
+        )
+    return context.prompt

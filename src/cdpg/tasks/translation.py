@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdpg.constraints.numerals import numerals_of
-from cdpg.constraints.texts import as_text
 from cdpg.evaluation.translation import TranslationMeasure
 from cdpg.rows import Notify
 from cdpg.tasks.base import Draw, Preset, Row, Task
@@ -32,7 +31,7 @@ def hub_sentences(draw: Draw) -> tuple[list[Row], list[Row]]:
 def read_sentences(path: str, column: str, notify: Notify) -> list[Row]:
     """Sentences of the user's; those without a numeral are told of, and stay."""
     rows = read_pairs(path, column, notify)
-    idle = sum(not numerals_of(as_text(row["source"])) for row in rows)
+    idle = sum(not numerals_of(row["source"]) for row in rows)
     if idle:
         notify(
             f"{idle:,} of {len(rows):,} sentences in {path!r} have no numeral from one to nine: every translation "
