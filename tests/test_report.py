@@ -48,7 +48,7 @@ from cdpg.report.study import Study, read_study
 from cdpg.report.style import BASE, STAGES, dark_twins
 from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
-from cdpg.report.values import Interval, interval, number, short, visible
+from cdpg.report.values import Interval, distinct, interval, number, short, visible
 from report_runs import METHODS, compare_folder, run_folder, write_json, write_lines
 
 HOSTILE = (
@@ -386,6 +386,19 @@ def test_nothing_in_a_figure_is_read_as_mathematics(tmp_path: Path) -> None:
     assert set(names) <= set(labels)
 
 
+def test_outcomes_that_begin_alike_are_counted_each_by_its_own_name(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    content = json.loads((run / "evaluation.json").read_text())
+    start = "closing parenthesis does not match opening "
+    counts = {"ok": 5, f"{start}'['": 3, f"{start}'{{'": 2, " ok": 6}
+    content["frequencies"] = {"tuned": {"compile_outcome": counts}}
+    write_json(run / "evaluation.json", content)
+    chart = next(chart for chart in figures_of(read_study([run])) if chart.name.startswith("frequency"))
+    (shown,) = chart.draw.keywords["values"].values()  # type: ignore[attr-defined]
+    assert list(shown.values()) == [6 / 16, 5 / 16, 3 / 16, 2 / 16]
+    assert list(shown)[:2] == ["ok", "ok (2)"] and [name[-3:] for name in list(shown)[2:]] == ["'['", "'{'"]
+
+
 @pytest.mark.parametrize(
     "text",
     [HOSTILE, "\ud800", "a\u200bb", "x" * 100_000, "'" * 5000 + "\\", '"""' * 2000 + "\\", "\\" * 5001, "(" * 5000],
@@ -430,6 +443,15 @@ def test_what_cannot_be_seen_is_spelt_out() -> None:
     assert visible("a\u202eb\x00c\ud800\u200d") == "a⟨U+202E⟩b␀c⟨U+D800⟩⟨U+200D⟩"
     assert visible("naïve 漢字 عربى\n\tx") == "naïve 漢字 عربى\n\tx"
     assert short("a\nb" * 100, 10) == "a ba ba b…" and len(short("x" * 100)) == 40
+
+
+def test_names_stay_different_when_they_are_cut() -> None:
+    names = [f"{'x' * 30}-{end}" for end in ("first", "second")] + ["y" * 30, "z", "z", f"{'x' * 19}…"]
+    shown = distinct(names, 20)
+    assert shown == ["xxxxx…xxxx-first", "xxxxx…xxxx-second", f"{'y' * 19}…", "z", "z (2)", f"{'x' * 19}…"]
+    assert distinct(["a" * 50, "a" * 50], 20) == [f"{'a' * 19}…", f"{'a' * 19}… (2)"]
+    far = [f"{'a' * 50}{'b' * place}c{'d' * 50}" for place in range(20)]
+    assert len(set(distinct(far, 20))) == 20
 
 
 @pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, 1e300, [], {}])

@@ -26,7 +26,7 @@ from cdpg.report.series import (
 )
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import BASE, METHODS, STAGES, Style
-from cdpg.report.values import count, interval, mapping, number, sequence, short
+from cdpg.report.values import count, distinct, interval, mapping, number, sequence, short
 
 MOST_NAMES = 12
 """Bars of a counter: the most frequent names."""
@@ -339,7 +339,7 @@ def _counts(value: Any) -> dict[str, float]:
         if isinstance(value, dict)
         else ((str(i), item) for i, item in enumerate(sequence(value)))
     )
-    known = ((short(name, 28), count(item)) for name, item in items)
+    known = ((name, count(item)) for name, item in items)
     return {name: item for name, item in known if item is not None}
 
 
@@ -349,12 +349,12 @@ def _shares(counts: dict[str, float]) -> dict[str, float]:
 
 
 def _most_frequent(values: dict[str, dict[str, float]]) -> tuple[dict[str, dict[str, float]], int]:
+    """The counts of the most frequent names, under names to show, and how many are left out."""
     names = dict.fromkeys(name for counts in values.values() for name in counts)
     order = sorted(names, key=lambda name: -max(counts.get(name, 0.0) for counts in values.values()))
-    kept = order[:MOST_NAMES]
-    return {label: {name: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}, len(
-        order
-    ) - len(kept)
+    kept = dict(zip(order[:MOST_NAMES], distinct(order[:MOST_NAMES], 28), strict=True))
+    shown = {label: {kept[name]: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}
+    return shown, len(order) - len(kept)
 
 
 def _stem(name: str) -> str:
