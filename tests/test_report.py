@@ -222,6 +222,47 @@ def test_runs_with_other_settings_are_lines_of_their_own(tmp_path: Path) -> None
     assert study.groups[0].style == STYLES["cdpg"] != study.groups[1].style
 
 
+def test_runs_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    names = [f"translation-numbers-of-europarl-rate-{rate}" for rate in ("1e-4", "1e-5")]
+    for name, rate in zip(names, (1e-4, 1e-5), strict=True):
+        run = run_folder(tmp_path / name, epochs=20)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "learning_rate": rate}))
+    study = read_study([tmp_path])
+    labels = [group.label for group in study.groups]
+    assert (
+        labels == ["transl…uroparl-rate-1e-4", "transl…uroparl-rate-1e-5"] == [study.label_of(name) for name in names]
+    )
+    for table in tables_of(study):
+        assert [row.name for row in table.rows if not row.quiet] == labels
+    charts = {chart.name: chart.draw.keywords for chart in figures_of(study) if hasattr(chart.draw, "keywords")}
+    assert list(charts["time"]["rows"]) == labels
+    assert list(charts["frequency-compile-outcome"]["values"]) == ["base", *labels]
+
+
+def test_seeds_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    for seed in range(2):
+        run_folder(tmp_path / f"a-sentence-to-name-a-run-by-is-long-indeed-seed{seed}", epochs=20, seed=seed)
+    study = read_study([tmp_path])
+    (group,) = study.groups
+    assert [study.label_of(model)[-5:] for model in group.models] == ["seed0", "seed1"]
+    table = next(table for table in tables_of(study) if table.name == "requirement")
+    assert len({row.name for row in table.rows}) == len(table.rows)
+
+
+def test_labels_are_no_one_elses(tmp_path: Path) -> None:
+    """Not the base's, not another method's, not those of runs that are no seeds of one another."""
+    for place, name in enumerate(("x-seed0", "x-seed1", "dpg")):
+        run = run_folder(tmp_path / name, epochs=20)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "num_generations": 8 + place}))
+    run_folder(tmp_path / "other", "dpg", epochs=20)
+    (run_folder(tmp_path / "base", epochs=20) / "config.yaml").unlink()
+    study = read_study([tmp_path])
+    assert [group.label for group in study.groups] == ["dpg", "x-seed0", "x-seed1", "dpg (2)", "base (2)"]
+    assert len({study.label_of(model) for model in study.models}) == len(study.models) == 6
+
+
 def test_figures_for_a_paper(compared: Path, tmp_path: Path) -> None:
     files = write_figures([compared], tmp_path / "figures")
     names = {chart.name for chart in figures_of(read_study([compared]))}
@@ -448,7 +489,7 @@ def test_what_cannot_be_seen_is_spelt_out() -> None:
 def test_names_stay_different_when_they_are_cut() -> None:
     names = [f"{'x' * 30}-{end}" for end in ("first", "second")] + ["y" * 30, "z", "z", f"{'x' * 19}…"]
     shown = distinct(names, 20)
-    assert shown == ["xxxxx…xxxx-first", "xxxxx…xxxx-second", f"{'y' * 19}…", "z", "z (2)", f"{'x' * 19}…"]
+    assert shown == ["xxxxx…xxxxxxxx-first", "xxxxx…xxxxxxx-second", f"{'y' * 19}…", "z", "z (2)", f"{'x' * 19}…"]
     assert distinct(["a" * 50, "a" * 50], 20) == [f"{'a' * 19}…", f"{'a' * 19}… (2)"]
     far = [f"{'a' * 50}{'b' * place}c{'d' * 50}" for place in range(20)]
     assert len(set(distinct(far, 20))) == 20
@@ -543,8 +584,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         write_report([tmp_path], tmp_path / "report.html")
     runs = [run_folder(tmp_path / task, task=task, epochs=10) for task in ("code-pep8", "translation-numbers")]
-    with pytest.raises(UserError, match="several tasks"):
-        write_report(runs, tmp_path / "report.html")
+    runs.append(run_folder(tmp_path / "again" / "code-pep8", task="translation-numbers", epochs=10))
+    for several in (runs[:2], runs[::2]):
+        with pytest.raises(UserError, match="several tasks"):
+            write_report(several, tmp_path / "report.html")
     with pytest.raises(UserError, match="is a folder"):
         write_report(runs[:1], tmp_path)
 

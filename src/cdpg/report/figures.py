@@ -284,7 +284,7 @@ def _times(study: Study) -> Iterator[Chart]:
         for name, run in zip(group.models, group.runs, strict=False):
             spent = seconds_by_stage(run, STAGES)
             if math.fsum(spent.values()) > 0:
-                rows[study.label_of(name) if len(group.runs) == 1 else short(name)] = spent
+                rows[study.label_of(name)] = spent
     if not rows:
         return
     longest = max(math.fsum(row.values()) for row in rows.values())

@@ -26,7 +26,7 @@ from cdpg.report.samples import samples_of
 from cdpg.report.study import BASE_NAME, Group, Study
 from cdpg.report.style import dark_twins
 from cdpg.report.tables import duration, tables_of, written
-from cdpg.report.values import count, mapping, mean, number, short, text, visible
+from cdpg.report.values import count, distinct, mapping, mean, number, short, text, visible
 
 _SECTIONS = {
     "training": (
@@ -235,5 +235,5 @@ def _versions(study: Study) -> list[tuple[str, str]]:
     sources += [mapping(mapping(run.config.get("origin")).get("versions")) for run in study.runs]
     for source in sources:
         for package, version in list(source.items())[:40]:
-            found.setdefault(short(package), {})[short(version)] = None
-    return [(package, ", ".join(versions)) for package, versions in found.items()]
+            found.setdefault(package, {})[short(version)] = None
+    return list(zip(distinct(list(found)), map(", ".join, found.values()), strict=True))

@@ -141,7 +141,8 @@ def _cut_at_difference(line: str, alike: Sequence[str], limit: int) -> str:
         return _cut(line, limit)
     first, last, head = min(alike), max(alike), limit // 4
     same = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return _cut(f"{line[:head]}…{line[same - head :]}", limit)
+    start = min(same - head, len(line) - (limit - head - 1))
+    return _cut(f"{line[:head]}…{line[start:]}", limit)
 
 
 def _spell(match: re.Match[str]) -> str:
