@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from cdpg.errors import UserError
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import write_figures, write_report
 from cdpg.report.charts import spread, to_svg
 from cdpg.report.diagnosis import (
@@ -202,6 +203,22 @@ def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
     )
     assert study.change("reinforce", "satisfaction").mean == pytest.approx(0.55, abs=0.02)  # type: ignore[union-attr]
     assert write_report(runs, tmp_path / "report.html").is_file()
+
+
+def test_pooled_figures_of_several_pools_stand_in_no_table(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]
+    assert POOLED in read_study(runs).metrics, "the base has one value in both: they are of one pool"
+    content = json.loads((runs[1] / "evaluation.json").read_text())
+    content["base"][POOLED]["mean"] += 0.01
+    write_json(runs[1] / "evaluation.json", content)
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    study = read_study(runs)
+    assert POOLED not in study.metrics and study.change("cdpg", POOLED) is None
+    assert not any(POOLED in table.csv for table in tables_of(study))
+    assert "cdpg compare evaluates runs with one pool for all" in page.text
+    assert "KL(p, π), own samples0." in page.text, "the cards say which one they show"
+    assert "one pool for all" not in Page(write_report(runs[:1], tmp_path / "one.html")).text
+    assert POOLED in read_study(runs[1:]).metrics
 
 
 def test_seeds_are_one_line_and_a_table(tmp_path: Path) -> None:
@@ -543,6 +560,15 @@ def test_an_unfinished_comparison(tmp_path: Path) -> None:
     page = Page(write_report([folder], tmp_path / "report.html"))
     assert "10 of 40 epochs are logged" in page.text
     assert "2 lines of dpg/metrics.jsonl could not be read" in page.text
+
+
+def test_a_run_that_the_comparison_does_not_hold_is_named(tmp_path: Path) -> None:
+    folder = compare_folder(tmp_path / "compare", epochs=20)
+    assert read_study([folder]).notes == ()
+    late = "a-run-that-was-put-into-the-folder-after-the-comparison-was-made"
+    run_folder(folder / late, epochs=20, seed=3)
+    (note,) = read_study([folder]).notes
+    assert note == f"{late} is not in comparison.json: it is missing from the tables of held-out contexts"
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "text", 0, -1, True, [None], {"x": None}, 1e300, [[[]]]])

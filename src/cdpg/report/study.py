@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cdpg.errors import UserError
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.style import BASE, METHODS, OTHERS, Style
 from cdpg.report.values import Interval, distinct, interval, mapping, number, numbered, sequence, short, text
@@ -105,15 +106,12 @@ def read_study(paths: Sequence[Path]) -> Study:
     task = _one_task(found)
     groups = tuple(_groups(found))
     notes = [*found.problems, *(problem for run in found.runs for problem in run.problems)]
-    if mapping(found.comparison.get("models")):
-        evaluation = found.comparison
-    else:
-        evaluation = _side_by_side(groups, notes)
-    for run in found.runs:
-        if not run.evaluation and not mapping(found.comparison.get("models")):
-            notes.append(
-                f"{short(run.name)} has no evaluation.json: it is missing from the tables of held-out contexts"
-            )
+    compared = mapping(found.comparison.get("models"))
+    evaluation = found.comparison if compared else _side_by_side(groups, notes)
+    names, lack = _names(found), "is not in comparison.json" if compared else "has no evaluation.json"
+    held = set(compared) or {name for name, run in zip(names, found.runs, strict=True) if run.evaluation}
+    missing = (short(name, 120) for name in names if name not in held)
+    notes += [f"{name} {lack}: it is missing from the tables of held-out contexts" for name in missing]
     return Study(task, groups, evaluation, tuple(notes))
 
 
@@ -168,13 +166,14 @@ def _names(found: Found) -> list[str]:
 def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
     """The runs' own evaluations put together as ``comparison.json`` has them."""
     whole: Record = {"models": {}, **{key: {} for key in _OF_MODELS}, "examples": []}
-    conditions = set()
+    conditions, pools = set(), set()
     for group in groups:
         for name, run in zip(group.models, group.runs, strict=True):
             evaluation = run.evaluation
             if not evaluation:
                 continue
             conditions.add(tuple(number(evaluation.get(key)) for key in ("contexts", "samples_per_context", "seed")))
+            pools.add(interval(mapping(evaluation.get(BASE_NAME)).get(POOLED)))
             whole = {**evaluation, **whole} if len(conditions) == 1 else whole
             for source, target in ((BASE_NAME, BASE_NAME), ("tuned", name)):
                 whole["models"].setdefault(target, mapping(evaluation.get(source)))
@@ -187,7 +186,18 @@ def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
         notes.append(
             "these runs were evaluated under different conditions (contexts, samples or seed): compare with care"
         )
+    if len(pools - {None}) > 1:  # of one pool the base has one value
+        for key in ("models", "changes"):
+            whole[key] = {model: _without(POOLED, part) for model, part in whole[key].items()}
+        notes.append(
+            "the pooled KL(p, π) is left out of tables: each of these runs has it from a pool of its own, of samples "
+            "of the base and itself; cdpg compare evaluates runs with one pool for all"
+        )
     return whole if whole["models"] else {}
+
+
+def _without(name: str, part: object) -> Record:
+    return {key: value for key, value in mapping(part).items() if key != name}
 
 
 def _add_examples(examples: list[Record], more: Iterable[object], name: str) -> None:
