@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
+from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import write_figures, write_report
@@ -39,6 +40,7 @@ from cdpg.report.diagnosis import (
     lost_steps,
     low_coverage,
     still_rising,
+    turned_away,
     uneven_weights,
     unfinished,
 )
@@ -50,6 +52,7 @@ from cdpg.report.style import BASE, STAGES, dark_twins
 from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
 from cdpg.report.values import Interval, distinct, interval, number, short, visible
+from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from report_runs import METHODS, compare_folder, run_folder, write_json, write_lines
 
 HOSTILE = (
@@ -682,6 +685,85 @@ def test_unfinished_and_lost_steps() -> None:
     assert [*unfinished("m", 40, 40), *unfinished("m", 0, 40), *unfinished("m", 40, None)] == []
     assert [f.title for f in lost_steps("m", 70, 30, 1)] == ["Gradients not finite", "Steps without a sample"]
     assert [*lost_steps("m", 90, 10, 0), *lost_steps("m", 0, 0, 0)] == []
+
+
+def _with_pooled(folder: Path, base: float | None, later: list[float], final: tuple[float, float]) -> Path:
+    """A run with these pooled KLs along its way and at its end; without the base's, as runs once were logged."""
+
+    def of(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01}
+
+    run = run_folder(folder, epochs=20)
+    records = [{"epoch": 0, "metrics": {"satisfaction": of(0.3), POOLED: of(0.1)}}]  # of the base alone: no pool
+    for epoch, value in enumerate(later, start=1):
+        beside = {} if base is None else {"base": {POOLED: of(base)}}
+        records.append({"epoch": epoch, "metrics": {"satisfaction": of(0.4), POOLED: of(value)}, **beside})
+    write_lines(run / "evaluations.jsonl", records)
+    content = json.loads((run / "evaluation.json").read_text())
+    content["base"][POOLED], content["tuned"][POOLED] = map(of, final)
+    write_json(run / "evaluation.json", content)
+    return run
+
+
+def _said_of_distance(run: Path) -> list[tuple[str, str]]:
+    found = turned_away("m", read_study([run]).runs[0])
+    return [(finding.level, finding.text.partition("KL(p, π) was ")[2]) for finding in found]
+
+
+def test_a_run_logs_the_base_of_every_pool(tmp_path: Path) -> None:
+    """KL(p_c, a) = −log Z_c; the first line is of the base alone, which makes no pool."""
+    base, contexts = tabular(seed=5), contexts_of(2)
+    universe = Universe.of(base, contexts)
+    b = universe.satisfied(lambda prompt, text: "a" in text)
+    exact = float(-(universe.log_prob(base).exp() * b).sum(dim=1).log().mean())
+
+    def has_a(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        return ["a" in text for text in completions]
+
+    settings = {"epochs": 2, "contexts_per_epoch": 2, "num_generations": 20, "evaluation_samples": 2000}
+    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, device="cpu", **settings)  # type: ignore[arg-type]
+    CDPGTrainer(base, has_a, config, contexts, contexts).train()
+    records = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [POOLED in record["metrics"] for record in records] == [False, True, True]
+    assert "base" not in records[0] and [list(record["base"]) for record in records[1:]] == [[POOLED]] * 2
+    assert [record["base"][POOLED]["mean"] for record in records[1:]] == pytest.approx([exact] * 2, abs=0.05)
+
+
+@pytest.mark.parametrize("base", [0.9, None])
+def test_an_improving_run_is_not_called_worse_than_the_base(base: float | None, tmp_path: Path) -> None:
+    """What the base alone was once given is capped at log M, and below what any pool shows later."""
+    assert _said_of_distance(_with_pooled(tmp_path / "run", base, [0.8, 0.6, 0.4], (0.95, 0.45))) == []
+    found = _said_of_distance(_with_pooled(tmp_path / "back", base, [0.8, 0.3, 0.5], (0.95, 0.55)))
+    assert found == [("warning", "0.3 nats at epoch 2 and is 0.5 at the end.")]
+
+
+def test_two_points_say_nothing_of_a_way(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    far = {"mean": 1.0, "low": 0.9, "high": 1.1}
+    near = {"mean": 0.1, "low": 0.0, "high": 0.2}
+    records = [{"epoch": epoch, "metrics": {"kl_target_policy": value}} for epoch, value in enumerate((near, far, far))]
+    write_lines(run / "evaluations.jsonl", records[:2])
+    assert _said_of_distance(run) == []
+    write_lines(run / "evaluations.jsonl", records)
+    assert _said_of_distance(run) == [("problem", "0.1 nats at epoch 0 and is 1 at the end.")]
+
+
+def test_a_run_is_worse_than_the_base_by_the_same_pool(tmp_path: Path) -> None:
+    found = _said_of_distance(_with_pooled(tmp_path / "new", 0.9, [0.8, 0.7, 1.2], (0.95, 1.25)))
+    assert found == [("problem", "0.7 nats at epoch 2 and is 1.2 at the end, above the base's 0.9.")]
+    found = _said_of_distance(_with_pooled(tmp_path / "never", 0.9, [1.0, 1.1, 1.2], (0.95, 1.25)))
+    assert found == [("problem", "0.9 nats at epoch 0 and is 1.2 at the end.")]
+    found = _said_of_distance(_with_pooled(tmp_path / "old", None, [0.8, 0.7, 1.2], (0.95, 1.25)))
+    assert found == [("problem", "0.7 nats at epoch 2 and is 1.2 at the end.")]
+
+
+@pytest.mark.parametrize("base", [0.9, None])
+def test_a_curve_and_its_base_are_of_the_same_contexts_and_pools(base: float | None, tmp_path: Path) -> None:
+    study = read_study([_with_pooled(tmp_path / "run", base, [0.8, 0.6], (0.95, 0.45))])
+    drawn = {chart.name: chart.draw.keywords for chart in figures_of(study) if chart.section == "training"}  # type: ignore[attr-defined]
+    pooled, satisfaction = drawn["training-kl-target-policy-pooled"], drawn["training-satisfaction"]
+    assert pooled["lines"][0].series.y == (0.8, 0.6) and pooled["base"] == base
+    assert satisfaction["lines"][0].series.y == (0.3, 0.4, 0.4) and satisfaction["base"] == 0.3
 
 
 def test_what_is_said_of_the_four_methods(compared: Path) -> None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Record, Run
 from cdpg.report.study import Group, Study
-from cdpg.report.values import count, interval, mapping, mean, number
+from cdpg.report.values import Interval, count, interval, mapping, mean, number
 
 BINS = 40
 """Epochs are drawn in at most this many bins, so that a long run is as light as a short one."""
@@ -63,6 +64,16 @@ def evaluated(group: Group, metric: str, clock: Clock) -> Series:
         rows = [(place, *values) for points in lines for place, values in sorted(points.items())]
         return _series(rows)
     return _series(_across([{place: values[0] for place, values in points.items()} for points in lines]))
+
+
+def base_along(run: Run, metric: str) -> Interval | None:
+    """The base's value on the contexts of the evaluations along a run; a pooled one is from the last one's pool."""
+    if metric == POOLED:
+        found = [mapping(record.get("base")) for record in reversed(run.evaluations)]
+    else:
+        found = [mapping(record.get("metrics")) for record in run.evaluations if number(record.get("epoch")) == 0]
+    known = (interval(metrics.get(metric)) for metrics in found)
+    return next((value for value in known if value is not None), None)
 
 
 def logged(group: Group, field: str, clock: Clock) -> Series:
