@@ -120,6 +120,21 @@ def test_epochs_and_evaluations_stand_on_one_axis(tmp_path: Path) -> None:
     assert evaluated(group, "satisfaction", clock).x == tuple(512.0 * epoch for epoch in range(0, 21, 2))
 
 
+def test_the_curve_over_seeds_stays_while_one_of_them_is_unfinished(tmp_path: Path) -> None:
+    whole, part = (run_folder(tmp_path / f"cdpg-seed{seed}", epochs=200, seed=seed) for seed in range(2))
+    lines = (part / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (part / "metrics.jsonl").write_text("".join(lines[:130]))
+    study = read_study([whole, part])
+    (group,), clock = study.groups, clock_of(study)
+    series = logged(group, "ess", clock)
+    assert len(series.x) == 33 and series.x[:2] == (512 * 2.5, 512 * 6.5), "130 epochs in bins of 4"
+    values = [[json.loads(line)["ess"] for line in (run / "metrics.jsonl").open()][:4] for run in (whole, part)]
+    assert series.y[0] == pytest.approx(np.mean(values))
+    assert (series.low[0], series.high[0]) == pytest.approx(sorted(map(np.mean, values)))
+    (part / "metrics.jsonl").write_text("")
+    assert logged(read_study([whole, part]).groups[0], "ess", clock).x[-1] == 512 * 198
+
+
 def test_a_comparison_has_every_table_figure_and_sample(page: Page) -> None:
     ids = page.ids()
     for name in ("requirement", "outputs", "sampling", "versus-ideal", "costs"):
