@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
-from cdpg import CDPGConfig, CDPGTrainer
+from cdpg import CDPGConfig, CDPGTrainer, files
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import write_figures, write_report
@@ -46,12 +46,14 @@ from cdpg.report.diagnosis import (
 )
 from cdpg.report.figures import figures_of
 from cdpg.report.highlight import prose, python
+from cdpg.report.samples import samples_of
 from cdpg.report.series import clock_of, evaluated, log10_weights, logged, seconds_by_stage, thinned
 from cdpg.report.study import Study, read_study
 from cdpg.report.style import BASE, STAGES, dark_twins
 from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
-from cdpg.report.values import Interval, distinct, interval, number, short, visible
+from cdpg.report.values import Interval, distinct, interval, number, short, text, visible
+from cdpg.report.writing import write_whole
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from report_runs import METHODS, compare_folder, run_folder, write_json, write_lines
 
@@ -177,6 +179,15 @@ def test_the_policy_has_the_hashes_of_what_is_there(page: Page) -> None:
     for kind, content in (("script", scripts[1]), ("style", page.raw["style"][0])):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_a_report_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    report = tmp_path / "new" / "report.html"
+    monkeypatch.setattr(files, "sync", lambda path: synced.append((path.name, report.exists())))
+    write_whole(report, b"whole")
+    assert [(name == "new", there) for name, there in synced] == [(False, False), (True, True)]
+    assert [path.name for path in report.parent.iterdir()] == ["report.html"] and report.read_bytes() == b"whole"
 
 
 def test_size_and_time_of_a_comparison(tmp_path: Path) -> None:
@@ -528,6 +539,32 @@ def test_names_stay_different_when_they_are_cut() -> None:
     assert distinct(["a" * 50, "a" * 50], 20) == [f"{'a' * 19}…", f"{'a' * 19}… (2)"]
     far = [f"{'a' * 50}{'b' * place}c{'d' * 50}" for place in range(20)]
     assert len(set(distinct(far, 20))) == 20
+
+
+CHAT = [{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "How many,\nplease?"}]
+
+
+def test_chats_are_written_with_their_roles() -> None:
+    assert text(CHAT) == "system: Answer in French.\n\nuser: How many,\nplease?"
+    assert text(CHAT, 10) == "system: An … (40 more characters)"
+    assert text([{"role": "user", "content": None}]) == "{'role': 'user', 'content': None}", "no chat"
+    assert text(["a", 2]) == "a, 2" and text([]) == ""
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_samples_of_chats_are_shown(held_out: bool, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20, task="translation-numbers")
+    if held_out:
+        content = json.loads((run / "evaluation.json").read_text())
+        write_json(run / "evaluation.json", {**content, "examples": [{**content["examples"][0], "prompt": CHAT}]})
+    else:
+        (run / "evaluation.json").unlink()
+        other = [*CHAT[:1], {"role": "user", "content": "And now?"}]
+        given = [{"epoch": 20, "prompt": prompt, "completion": "Trois.", "b": 1.0} for prompt in (CHAT, other, CHAT)]
+        write_lines(run / "samples.jsonl", given)
+    examples = samples_of(read_study([run])).examples
+    assert str(examples[0].prompt) == "system: Answer in French.\n\nuser: How many,\nplease?"
+    assert [len(example.outputs) for example in examples] == ([2] if held_out else [2, 1])
 
 
 @pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, 1e300, [], {}])

@@ -75,10 +75,18 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def is_chat(value: Any) -> bool:
+    """Whether these are messages, each with a role and a content."""
+    messages, keys = sequence(value), ("role", "content")
+    return bool(messages) and all(isinstance(mapping(message).get(key), str) for message in messages for key in keys)
+
+
 def text(value: Any, limit: int = 4000) -> str:
-    """At most ``limit`` characters, with the number of those left out; empty for nothing."""
+    """At most ``limit`` characters, with the number of those left out; empty for nothing, a chat with its roles."""
     if value is None:
         return ""
+    if is_chat(value):
+        value = "\n\n".join(f"{message['role']}: {message['content']}" for message in value)
     if isinstance(value, (list, tuple)):
         value = ", ".join(text(item, limit) for item in value[:50])
     whole = value if isinstance(value, str) else str(value)
