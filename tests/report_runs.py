@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.catalogue import METRICS, POOLED
 
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
 ORIGIN = {
@@ -103,11 +103,13 @@ def run_folder(
     samples = [sample for epoch in range(1, epochs + 1) for sample in _samples(method, task, epoch, epochs, rng)]
     write_lines(folder / "samples.jsonl", samples)
     step = max(1, epochs // 10)
-    write_lines(folder / "evaluations.jsonl", [
+    evaluations: list[dict[str, Any]] = [
         {"epoch": epoch, "samples": epoch * 512, "seconds": 5.1, "contexts": 64, "samples_per_context": 16,
-         "metrics": metrics_at(task, method, epoch / epochs, 0.03, rng)}
+         "metrics": metrics_at(task, method, epoch / epochs, 0.03, rng), "base": {POOLED: _of(_START[1], 0.02)}}
         for epoch in range(0, epochs + 1, step)
-    ])  # fmt: skip
+    ]  # fmt: skip
+    del evaluations[0]["base"], evaluations[0]["metrics"][POOLED]
+    write_lines(folder / "evaluations.jsonl", evaluations)
     base, tuned = final_metrics(task, "base"), final_metrics(task, method, seed)
     evaluation = {**_evaluation_of(task, {"tuned": method}, epochs), "base": base, "tuned": tuned}
     write_json(folder / "evaluation.json", {**evaluation, "changes": {"tuned": changes(base, tuned)}})
@@ -128,7 +130,7 @@ def metrics_at(task: str, method: str, share: float, spread: float, rng: np.rand
     if method == "dpg":
         now[1] += 0.22 * max(0.0, share - 0.6)
     values = {
-        "satisfaction": now[0], "kl_target_policy": now[1] * 0.8, "kl_target_policy_pooled": now[1],
+        "satisfaction": now[0], "kl_target_policy": now[1] * 0.8, POOLED: now[1],
         "kl_policy_base": now[2], "coverage": min(0.99, now[0] + 0.3), "z_mean": 0.38, "z_nstd": 0.74,
         "z_nstd_corrected": 0.61, "ess": now[5], "length": now[3], "ended": 0.93, "distinct_2": now[4],
     }  # fmt: skip

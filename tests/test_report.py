@@ -21,7 +21,9 @@ import numpy as np
 import pytest
 import yaml
 
+from cdpg import CDPGConfig, CDPGTrainer, files
 from cdpg.errors import UserError
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import write_figures, write_report
 from cdpg.report.charts import spread, to_svg
 from cdpg.report.diagnosis import (
@@ -38,17 +40,21 @@ from cdpg.report.diagnosis import (
     lost_steps,
     low_coverage,
     still_rising,
+    turned_away,
     uneven_weights,
     unfinished,
 )
 from cdpg.report.figures import figures_of
 from cdpg.report.highlight import prose, python
+from cdpg.report.samples import samples_of
 from cdpg.report.series import clock_of, evaluated, log10_weights, logged, seconds_by_stage, thinned
 from cdpg.report.study import Study, read_study
 from cdpg.report.style import BASE, STAGES, dark_twins
 from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
-from cdpg.report.values import Interval, interval, number, short, visible
+from cdpg.report.values import Interval, distinct, interval, number, short, text, visible
+from cdpg.report.writing import write_whole
+from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from report_runs import METHODS, compare_folder, run_folder, write_json, write_lines
 
 HOSTILE = (
@@ -116,6 +122,21 @@ def test_epochs_and_evaluations_stand_on_one_axis(tmp_path: Path) -> None:
     assert evaluated(group, "satisfaction", clock).x == tuple(512.0 * epoch for epoch in range(0, 21, 2))
 
 
+def test_the_curve_over_seeds_stays_while_one_of_them_is_unfinished(tmp_path: Path) -> None:
+    whole, part = (run_folder(tmp_path / f"cdpg-seed{seed}", epochs=200, seed=seed) for seed in range(2))
+    lines = (part / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (part / "metrics.jsonl").write_text("".join(lines[:130]))
+    study = read_study([whole, part])
+    (group,), clock = study.groups, clock_of(study)
+    series = logged(group, "ess", clock)
+    assert len(series.x) == 33 and series.x[:2] == (512 * 2.5, 512 * 6.5), "130 epochs in bins of 4"
+    values = [[json.loads(line)["ess"] for line in (run / "metrics.jsonl").open()][:4] for run in (whole, part)]
+    assert series.y[0] == pytest.approx(np.mean(values))
+    assert (series.low[0], series.high[0]) == pytest.approx(sorted(map(np.mean, values)))
+    (part / "metrics.jsonl").write_text("")
+    assert logged(read_study([whole, part]).groups[0], "ess", clock).x[-1] == 512 * 198
+
+
 def test_a_comparison_has_every_table_figure_and_sample(page: Page) -> None:
     ids = page.ids()
     for name in ("requirement", "outputs", "sampling", "versus-ideal", "costs"):
@@ -158,6 +179,15 @@ def test_the_policy_has_the_hashes_of_what_is_there(page: Page) -> None:
     for kind, content in (("script", scripts[1]), ("style", page.raw["style"][0])):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_a_report_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    report = tmp_path / "new" / "report.html"
+    monkeypatch.setattr(files, "sync", lambda path: synced.append((path.name, report.exists())))
+    write_whole(report, b"whole")
+    assert [(name == "new", there) for name, there in synced] == [(False, False), (True, True)]
+    assert [path.name for path in report.parent.iterdir()] == ["report.html"] and report.read_bytes() == b"whole"
 
 
 def test_size_and_time_of_a_comparison(tmp_path: Path) -> None:
@@ -204,6 +234,22 @@ def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
     assert write_report(runs, tmp_path / "report.html").is_file()
 
 
+def test_pooled_figures_of_several_pools_stand_in_no_table(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]
+    assert POOLED in read_study(runs).metrics, "the base has one value in both: they are of one pool"
+    content = json.loads((runs[1] / "evaluation.json").read_text())
+    content["base"][POOLED]["mean"] += 0.01
+    write_json(runs[1] / "evaluation.json", content)
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    study = read_study(runs)
+    assert POOLED not in study.metrics and study.change("cdpg", POOLED) is None
+    assert not any(POOLED in table.csv for table in tables_of(study))
+    assert "cdpg compare evaluates runs with one pool for all" in page.text
+    assert "KL(p, π), own samples0." in page.text, "the cards say which one they show"
+    assert "one pool for all" not in Page(write_report(runs[:1], tmp_path / "one.html")).text
+    assert POOLED in read_study(runs[1:]).metrics
+
+
 def test_seeds_are_one_line_and_a_table(tmp_path: Path) -> None:
     study = read_study([compare_folder(tmp_path / "runs", epochs=20, seeds=3)])
     assert [(group.label, len(group.runs)) for group in study.groups] == [(method, 3) for method in METHODS]
@@ -220,6 +266,47 @@ def test_runs_with_other_settings_are_lines_of_their_own(tmp_path: Path) -> None
     study = read_study([one, two])
     assert [group.label for group in study.groups] == ["first", "second"]
     assert study.groups[0].style == STYLES["cdpg"] != study.groups[1].style
+
+
+def test_runs_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    names = [f"translation-numbers-of-europarl-rate-{rate}" for rate in ("1e-4", "1e-5")]
+    for name, rate in zip(names, (1e-4, 1e-5), strict=True):
+        run = run_folder(tmp_path / name, epochs=20)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "learning_rate": rate}))
+    study = read_study([tmp_path])
+    labels = [group.label for group in study.groups]
+    assert (
+        labels == ["transl…uroparl-rate-1e-4", "transl…uroparl-rate-1e-5"] == [study.label_of(name) for name in names]
+    )
+    for table in tables_of(study):
+        assert [row.name for row in table.rows if not row.quiet] == labels
+    charts = {chart.name: chart.draw.keywords for chart in figures_of(study) if hasattr(chart.draw, "keywords")}
+    assert list(charts["time"]["rows"]) == labels
+    assert list(charts["frequency-compile-outcome"]["values"]) == ["base", *labels]
+
+
+def test_seeds_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    for seed in range(2):
+        run_folder(tmp_path / f"a-sentence-to-name-a-run-by-is-long-indeed-seed{seed}", epochs=20, seed=seed)
+    study = read_study([tmp_path])
+    (group,) = study.groups
+    assert [study.label_of(model)[-5:] for model in group.models] == ["seed0", "seed1"]
+    table = next(table for table in tables_of(study) if table.name == "requirement")
+    assert len({row.name for row in table.rows}) == len(table.rows)
+
+
+def test_labels_are_no_one_elses(tmp_path: Path) -> None:
+    """Not the base's, not another method's, not those of runs that are no seeds of one another."""
+    for place, name in enumerate(("x-seed0", "x-seed1", "dpg")):
+        run = run_folder(tmp_path / name, epochs=20)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "num_generations": 8 + place}))
+    run_folder(tmp_path / "other", "dpg", epochs=20)
+    (run_folder(tmp_path / "base", epochs=20) / "config.yaml").unlink()
+    study = read_study([tmp_path])
+    assert [group.label for group in study.groups] == ["dpg", "x-seed0", "x-seed1", "dpg (2)", "base (2)"]
+    assert len({study.label_of(model) for model in study.models}) == len(study.models) == 6
 
 
 def test_figures_for_a_paper(compared: Path, tmp_path: Path) -> None:
@@ -386,6 +473,19 @@ def test_nothing_in_a_figure_is_read_as_mathematics(tmp_path: Path) -> None:
     assert set(names) <= set(labels)
 
 
+def test_outcomes_that_begin_alike_are_counted_each_by_its_own_name(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    content = json.loads((run / "evaluation.json").read_text())
+    start = "closing parenthesis does not match opening "
+    counts = {"ok": 5, f"{start}'['": 3, f"{start}'{{'": 2, " ok": 6}
+    content["frequencies"] = {"tuned": {"compile_outcome": counts}}
+    write_json(run / "evaluation.json", content)
+    chart = next(chart for chart in figures_of(read_study([run])) if chart.name.startswith("frequency"))
+    (shown,) = chart.draw.keywords["values"].values()  # type: ignore[attr-defined]
+    assert list(shown.values()) == [6 / 16, 5 / 16, 3 / 16, 2 / 16]
+    assert list(shown)[:2] == ["ok", "ok (2)"] and [name[-3:] for name in list(shown)[2:]] == ["'['", "'{'"]
+
+
 @pytest.mark.parametrize(
     "text",
     [HOSTILE, "\ud800", "a\u200bb", "x" * 100_000, "'" * 5000 + "\\", '"""' * 2000 + "\\", "\\" * 5001, "(" * 5000],
@@ -430,6 +530,41 @@ def test_what_cannot_be_seen_is_spelt_out() -> None:
     assert visible("a\u202eb\x00c\ud800\u200d") == "a⟨U+202E⟩b␀c⟨U+D800⟩⟨U+200D⟩"
     assert visible("naïve 漢字 عربى\n\tx") == "naïve 漢字 عربى\n\tx"
     assert short("a\nb" * 100, 10) == "a ba ba b…" and len(short("x" * 100)) == 40
+
+
+def test_names_stay_different_when_they_are_cut() -> None:
+    names = [f"{'x' * 30}-{end}" for end in ("first", "second")] + ["y" * 30, "z", "z", f"{'x' * 19}…"]
+    shown = distinct(names, 20)
+    assert shown == ["xxxxx…xxxxxxxx-first", "xxxxx…xxxxxxx-second", f"{'y' * 19}…", "z", "z (2)", f"{'x' * 19}…"]
+    assert distinct(["a" * 50, "a" * 50], 20) == [f"{'a' * 19}…", f"{'a' * 19}… (2)"]
+    far = [f"{'a' * 50}{'b' * place}c{'d' * 50}" for place in range(20)]
+    assert len(set(distinct(far, 20))) == 20
+
+
+CHAT = [{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "How many,\nplease?"}]
+
+
+def test_chats_are_written_with_their_roles() -> None:
+    assert text(CHAT) == "system: Answer in French.\n\nuser: How many,\nplease?"
+    assert text(CHAT, 10) == "system: An … (40 more characters)"
+    assert text([{"role": "user", "content": None}]) == "{'role': 'user', 'content': None}", "no chat"
+    assert text(["a", 2]) == "a, 2" and text([]) == ""
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_samples_of_chats_are_shown(held_out: bool, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20, task="translation-numbers")
+    if held_out:
+        content = json.loads((run / "evaluation.json").read_text())
+        write_json(run / "evaluation.json", {**content, "examples": [{**content["examples"][0], "prompt": CHAT}]})
+    else:
+        (run / "evaluation.json").unlink()
+        other = [*CHAT[:1], {"role": "user", "content": "And now?"}]
+        given = [{"epoch": 20, "prompt": prompt, "completion": "Trois.", "b": 1.0} for prompt in (CHAT, other, CHAT)]
+        write_lines(run / "samples.jsonl", given)
+    examples = samples_of(read_study([run])).examples
+    assert str(examples[0].prompt) == "system: Answer in French.\n\nuser: How many,\nplease?"
+    assert [len(example.outputs) for example in examples] == ([2] if held_out else [2, 1])
 
 
 @pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, 1e300, [], {}])
@@ -482,6 +617,15 @@ def test_an_unfinished_comparison(tmp_path: Path) -> None:
     assert "2 lines of dpg/metrics.jsonl could not be read" in page.text
 
 
+def test_a_run_that_the_comparison_does_not_hold_is_named(tmp_path: Path) -> None:
+    folder = compare_folder(tmp_path / "compare", epochs=20)
+    assert read_study([folder]).notes == ()
+    late = "a-run-that-was-put-into-the-folder-after-the-comparison-was-made"
+    run_folder(folder / late, epochs=20, seed=3)
+    (note,) = read_study([folder]).notes
+    assert note == f"{late} is not in comparison.json: it is missing from the tables of held-out contexts"
+
+
 @pytest.mark.parametrize("value", [None, [], {}, "text", 0, -1, True, [None], {"x": None}, 1e300, [[[]]]])
 def test_anything_anywhere(value: Any, tmp_path: Path) -> None:
     folder = compare_folder(tmp_path / "compare", epochs=10)
@@ -521,8 +665,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         write_report([tmp_path], tmp_path / "report.html")
     runs = [run_folder(tmp_path / task, task=task, epochs=10) for task in ("code-pep8", "translation-numbers")]
-    with pytest.raises(UserError, match="several tasks"):
-        write_report(runs, tmp_path / "report.html")
+    runs.append(run_folder(tmp_path / "again" / "code-pep8", task="translation-numbers", epochs=10))
+    for several in (runs[:2], runs[::2]):
+        with pytest.raises(UserError, match="several tasks"):
+            write_report(several, tmp_path / "report.html")
     with pytest.raises(UserError, match="is a folder"):
         write_report(runs[:1], tmp_path)
 
@@ -591,6 +737,85 @@ def test_unfinished_and_lost_steps() -> None:
     assert [*unfinished("m", 40, 40), *unfinished("m", 0, 40), *unfinished("m", 40, None)] == []
     assert [f.title for f in lost_steps("m", 70, 30, 1)] == ["Gradients not finite", "Steps without a sample"]
     assert [*lost_steps("m", 90, 10, 0), *lost_steps("m", 0, 0, 0)] == []
+
+
+def _with_pooled(folder: Path, base: float | None, later: list[float], final: tuple[float, float]) -> Path:
+    """A run with these pooled KLs along its way and at its end; without the base's, as runs once were logged."""
+
+    def of(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01}
+
+    run = run_folder(folder, epochs=20)
+    records = [{"epoch": 0, "metrics": {"satisfaction": of(0.3), POOLED: of(0.1)}}]  # of the base alone: no pool
+    for epoch, value in enumerate(later, start=1):
+        beside = {} if base is None else {"base": {POOLED: of(base)}}
+        records.append({"epoch": epoch, "metrics": {"satisfaction": of(0.4), POOLED: of(value)}, **beside})
+    write_lines(run / "evaluations.jsonl", records)
+    content = json.loads((run / "evaluation.json").read_text())
+    content["base"][POOLED], content["tuned"][POOLED] = map(of, final)
+    write_json(run / "evaluation.json", content)
+    return run
+
+
+def _said_of_distance(run: Path) -> list[tuple[str, str]]:
+    found = turned_away("m", read_study([run]).runs[0])
+    return [(finding.level, finding.text.partition("KL(p, π) was ")[2]) for finding in found]
+
+
+def test_a_run_logs_the_base_of_every_pool(tmp_path: Path) -> None:
+    """KL(p_c, a) = −log Z_c; the first line is of the base alone, which makes no pool."""
+    base, contexts = tabular(seed=5), contexts_of(2)
+    universe = Universe.of(base, contexts)
+    b = universe.satisfied(lambda prompt, text: "a" in text)
+    exact = float(-(universe.log_prob(base).exp() * b).sum(dim=1).log().mean())
+
+    def has_a(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        return ["a" in text for text in completions]
+
+    settings = {"epochs": 2, "contexts_per_epoch": 2, "num_generations": 20, "evaluation_samples": 2000}
+    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, device="cpu", **settings)  # type: ignore[arg-type]
+    CDPGTrainer(base, has_a, config, contexts, contexts).train()
+    records = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [POOLED in record["metrics"] for record in records] == [False, True, True]
+    assert "base" not in records[0] and [list(record["base"]) for record in records[1:]] == [[POOLED]] * 2
+    assert [record["base"][POOLED]["mean"] for record in records[1:]] == pytest.approx([exact] * 2, abs=0.05)
+
+
+@pytest.mark.parametrize("base", [0.9, None])
+def test_an_improving_run_is_not_called_worse_than_the_base(base: float | None, tmp_path: Path) -> None:
+    """What the base alone was once given is capped at log M, and below what any pool shows later."""
+    assert _said_of_distance(_with_pooled(tmp_path / "run", base, [0.8, 0.6, 0.4], (0.95, 0.45))) == []
+    found = _said_of_distance(_with_pooled(tmp_path / "back", base, [0.8, 0.3, 0.5], (0.95, 0.55)))
+    assert found == [("warning", "0.3 nats at epoch 2 and is 0.5 at the end.")]
+
+
+def test_two_points_say_nothing_of_a_way(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    far = {"mean": 1.0, "low": 0.9, "high": 1.1}
+    near = {"mean": 0.1, "low": 0.0, "high": 0.2}
+    records = [{"epoch": epoch, "metrics": {"kl_target_policy": value}} for epoch, value in enumerate((near, far, far))]
+    write_lines(run / "evaluations.jsonl", records[:2])
+    assert _said_of_distance(run) == []
+    write_lines(run / "evaluations.jsonl", records)
+    assert _said_of_distance(run) == [("problem", "0.1 nats at epoch 0 and is 1 at the end.")]
+
+
+def test_a_run_is_worse_than_the_base_by_the_same_pool(tmp_path: Path) -> None:
+    found = _said_of_distance(_with_pooled(tmp_path / "new", 0.9, [0.8, 0.7, 1.2], (0.95, 1.25)))
+    assert found == [("problem", "0.7 nats at epoch 2 and is 1.2 at the end, above the base's 0.9.")]
+    found = _said_of_distance(_with_pooled(tmp_path / "never", 0.9, [1.0, 1.1, 1.2], (0.95, 1.25)))
+    assert found == [("problem", "0.9 nats at epoch 0 and is 1.2 at the end.")]
+    found = _said_of_distance(_with_pooled(tmp_path / "old", None, [0.8, 0.7, 1.2], (0.95, 1.25)))
+    assert found == [("problem", "0.7 nats at epoch 2 and is 1.2 at the end.")]
+
+
+@pytest.mark.parametrize("base", [0.9, None])
+def test_a_curve_and_its_base_are_of_the_same_contexts_and_pools(base: float | None, tmp_path: Path) -> None:
+    study = read_study([_with_pooled(tmp_path / "run", base, [0.8, 0.6], (0.95, 0.45))])
+    drawn = {chart.name: chart.draw.keywords for chart in figures_of(study) if chart.section == "training"}  # type: ignore[attr-defined]
+    pooled, satisfaction = drawn["training-kl-target-policy-pooled"], drawn["training-satisfaction"]
+    assert pooled["lines"][0].series.y == (0.8, 0.6) and pooled["base"] == base
+    assert satisfaction["lines"][0].series.y == (0.3, 0.4, 0.4) and satisfaction["base"] == 0.3
 
 
 def test_what_is_said_of_the_four_methods(compared: Path) -> None:

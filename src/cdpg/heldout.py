@@ -20,6 +20,7 @@ from cdpg.constraints.judge import Judge
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.evaluation.beams import beam_search
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.measures import Measure, Measured
 from cdpg.evaluation.outcome import Outcome
 from cdpg.evaluation.statistics import Array, Statistic
@@ -175,7 +176,8 @@ class Examination:
     def along(self, epoch: int, tell: Tell = unheard) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
 
-        The same on every process: callbacks may decide by it.
+        The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its
+        own samples is another estimate than the pooled one of later lines: these have the base's from the same pool.
         """
         started, config = time.perf_counter(), self._held_out.config
         limit = config.evaluation_contexts
@@ -185,13 +187,16 @@ class Examination:
         found = self._held_out.evaluate(models, {}, tell, limit, self._base)
         seconds = time.perf_counter() - started
         self.seconds_per_context = seconds / len(self._base.contexts)
-        metrics = {} if found is None else found.metrics()[TUNED if epoch else BASE]
+        metrics: dict[str, dict[str, Any]] = {BASE: {}, TUNED: {}}
+        metrics.update({} if found is None else found.metrics())
+        pooled = metrics[BASE].pop(POOLED, None)
         record = {
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
             "contexts": len(self._base.contexts),
             "samples_per_context": config.evaluation_samples,
-            "metrics": metrics,
+            "metrics": metrics[TUNED if epoch else BASE],
+            **({"base": {POOLED: pooled}} if epoch else {}),
             "seconds": seconds,
         }
         return self._held_out.processes.from_main(record)

@@ -25,6 +25,9 @@ class Metric:
     """Decimals in a table."""
 
 
+POOLED = "kl_target_policy_pooled"
+"""The one metric that depends on which models were evaluated together: only figures of one pool compare."""
+
 METRICS: dict[str, Metric] = {
     "satisfaction": Metric("satisfaction", "Mean of b over ancestral samples.", better="higher"),
     "satisfaction_beam": Metric("satisfaction (beam 4)", "Mean of b over the outputs of beam search.", better="higher"),
@@ -34,9 +37,10 @@ METRICS: dict[str, Metric] = {
         "nats",
         "lower",
     ),
-    "kl_target_policy_pooled": Metric(
+    POOLED: Metric(
         "KL(p, π), pooled",
-        "Distance from the ideal model, estimated from one pool of samples for all models, on the same contexts.",
+        "Distance from the ideal model, from one pool of samples of the base and all models that were evaluated with "
+        "it, on the same contexts.",
         "nats",
         "lower",
     ),

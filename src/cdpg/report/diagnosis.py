@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Run
+from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.values import Interval, count, interval, mapping, mean, number
 
@@ -146,23 +148,21 @@ def still_rising(label: str, satisfaction: Sequence[float]) -> Iterator[Finding]
 
 
 def turned_away(label: str, run: Run) -> Iterator[Finding]:
-    """The distance from the ideal model was smaller earlier in the run, intervals apart."""
-    for name in ("kl_target_policy_pooled", "kl_target_policy"):
-        points = [(number(record.get("epoch")), _metric(record, name)) for record in run.evaluations]
-        known = [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
+    """The distance from the ideal model was smaller earlier in the run, or at the base, intervals apart."""
+    for name in (POOLED, "kl_target_policy"):
+        base = base_along(run, name)
+        later = [(epoch, _metric(record, name)) for record in run.evaluations if (epoch := count(record.get("epoch")))]
+        known = [(epoch, value) for epoch, value in [(0.0, base), *later] if value is not None]
         if len(known) < 3:
             continue
         (best_epoch, best), (last_epoch, last) = min(known, key=lambda point: point[1].mean), known[-1]
         apart = best.high is not None and last.low is not None and last.low > best.high
         if apart and best_epoch < last_epoch:
-            first = known[0][1]
-            worse = last.mean > first.mean
+            worse = _ends_above_base(run, name) if base is None else last.mean > base.mean
             text = f"KL(p, π) was {best.mean:.3g} nats at epoch {best_epoch:,.0f} and is {last.mean:.3g} at the end"
-            text += f", above the base's {first.mean:.3g}." if worse and best is not first else "."
+            text += f", above the base's {base.mean:.3g}." if worse and base is not None and best_epoch > 0 else "."
             advice = (
-                "Stop earlier or lower learning_rate."
-                if best is not first
-                else "What it gained it paid for in outputs."
+                "Stop earlier or lower learning_rate." if best_epoch > 0 else "What it gained it paid for in outputs."
             )
             level: Literal["problem", "warning"] = "problem" if worse else "warning"
             yield Finding(level, label, "Moved away from the ideal model", text, advice)
@@ -212,6 +212,12 @@ def ratio_to_ideal(study: Study, model: str, name: str) -> tuple[float | None, s
     if mine is None or base is None or base.mean <= 0:
         return None, "base"
     return mine.mean / base.mean, "base"
+
+
+def _ends_above_base(run: Run, name: str) -> bool:
+    """Whether the final evaluation, where base and tuned model have one pool, finds the tuned one farther off."""
+    base, tuned = (interval(mapping(run.evaluation.get(model)).get(name)) for model in (BASE_NAME, "tuned"))
+    return base is not None and tuned is not None and tuned.mean > base.mean
 
 
 def _metric(record: dict[str, object], name: str) -> Interval | None:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from cdpg.evaluation.catalogue import METRICS, Metric
+from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.report.charts import Chart, Line, compact, draw_bars, draw_lines, draw_stacks, mark_level, plain, use_log
 from cdpg.report.series import (
     Clock,
     Series,
+    base_along,
     clock_of,
     evaluated,
     log10_weights,
@@ -26,7 +27,7 @@ from cdpg.report.series import (
 )
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import BASE, METHODS, STAGES, Style
-from cdpg.report.values import count, interval, mapping, number, sequence, short
+from cdpg.report.values import count, distinct, mapping, mean, sequence, short
 
 MOST_NAMES = 12
 """Bars of a counter: the most frequent names."""
@@ -67,10 +68,11 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
         lines = _lines(study, lambda group, name=name: evaluated(group, name, clock))
         if lines:
             metric, base = describe(name), _base_level(study, name)
+            pools = " Here each point has a pool of its own, of the base and that run; the base's level is of the last."
             yield Chart(
                 f"training-{_stem(name)}",
                 _capital(metric.label),
-                metric.meaning,
+                f"{metric.meaning}{pools if name == POOLED else ''}",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric), base=base),
             )
     if names:
@@ -284,7 +286,7 @@ def _times(study: Study) -> Iterator[Chart]:
         for name, run in zip(group.models, group.runs, strict=False):
             spent = seconds_by_stage(run, STAGES)
             if math.fsum(spent.values()) > 0:
-                rows[study.label_of(name) if len(group.runs) == 1 else short(name)] = spent
+                rows[study.label_of(name)] = spent
     if not rows:
         return
     longest = max(math.fsum(row.values()) for row in rows.values())
@@ -309,16 +311,13 @@ def _lines(study: Study, series_of: Any) -> list[Line]:
 
 
 def _base_level(study: Study, metric: str) -> float | None:
-    """The base's value: from the final evaluation, else from a run's evaluation before the first epoch."""
-    final = study.metric(BASE_NAME, metric)
-    if final is not None:
-        return final.mean
-    for run in study.runs:
-        for record in run.evaluations[:1]:
-            start = interval(mapping(record.get("metrics")).get(metric))
-            if start is not None and number(record.get("epoch")) == 0:
-                return start.mean
-    return None
+    """The base's value on the contexts of the curves, a mean over the runs; else from the final evaluation.
+
+    The final evaluation has other pools than the points of a curve: its pooled KL is no level for them.
+    """
+    along = mean(value.mean for run in study.runs if (value := base_along(run, metric)) is not None)
+    final = study.metric(BASE_NAME, metric) if metric != POOLED else None
+    return final.mean if along is None and final is not None else along
 
 
 def _counted(study: Study, counter: str) -> Iterator[tuple[str, Style, dict[str, float]]]:
@@ -339,7 +338,7 @@ def _counts(value: Any) -> dict[str, float]:
         if isinstance(value, dict)
         else ((str(i), item) for i, item in enumerate(sequence(value)))
     )
-    known = ((short(name, 28), count(item)) for name, item in items)
+    known = ((name, count(item)) for name, item in items)
     return {name: item for name, item in known if item is not None}
 
 
@@ -349,12 +348,12 @@ def _shares(counts: dict[str, float]) -> dict[str, float]:
 
 
 def _most_frequent(values: dict[str, dict[str, float]]) -> tuple[dict[str, dict[str, float]], int]:
+    """The counts of the most frequent names, under names to show, and how many are left out."""
     names = dict.fromkeys(name for counts in values.values() for name in counts)
     order = sorted(names, key=lambda name: -max(counts.get(name, 0.0) for counts in values.values()))
-    kept = order[:MOST_NAMES]
-    return {label: {name: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}, len(
-        order
-    ) - len(kept)
+    kept = dict(zip(order[:MOST_NAMES], distinct(order[:MOST_NAMES], 28), strict=True))
+    shown = {label: {kept[name]: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}
+    return shown, len(order) - len(kept)
 
 
 def _stem(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from cdpg.errors import UserError
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.values import mapping, number, short
 
 _OF_A_RUN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluation.json", "samples.jsonl")
@@ -33,7 +34,7 @@ class Run:
     """A record an epoch, in order, the last one where an epoch is there twice."""
     samples: tuple[Record, ...]
     evaluations: tuple[Record, ...]
-    """A record for each evaluation along the run, in order."""
+    """A record for each evaluation along the run, in order; that of epoch 0 is of the base, without a pooled KL."""
     evaluation: Record
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
@@ -96,7 +97,7 @@ def read_run(path: Path) -> Run:
         config_text=config_text,
         metrics=_in_order(metrics),
         samples=tuple(_read_lines(path / "samples.jsonl", problems)),
-        evaluations=_in_order(evaluations),
+        evaluations=tuple(map(_without_pool_of_one, _in_order(evaluations))),
         evaluation=_read_json(path / "evaluation.json", problems),
         problems=tuple(problems),
     )
@@ -104,6 +105,13 @@ def read_run(path: Path) -> Run:
 
 def _is_run(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in _OF_A_RUN)
+
+
+def _without_pool_of_one(record: Record) -> Record:
+    """The base's own evaluation without its pooled KL: of one model's samples it is not what later ones measure."""
+    if number(record.get("epoch")) != 0:
+        return record
+    return {**record, "metrics": {k: v for k, v in mapping(record.get("metrics")).items() if k != POOLED}}
 
 
 def _in_order(records: dict[float | None, Record]) -> tuple[Record, ...]:

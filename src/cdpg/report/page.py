@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from cdpg.evaluation.catalogue import METRICS, POOLED
 from cdpg.report.charts import Chart, to_svg
 from cdpg.report.diagnosis import diagnose
 from cdpg.report.figures import figures_of
@@ -26,7 +27,7 @@ from cdpg.report.samples import samples_of
 from cdpg.report.study import BASE_NAME, Group, Study
 from cdpg.report.style import dark_twins
 from cdpg.report.tables import duration, tables_of, written
-from cdpg.report.values import count, mapping, mean, number, short, text, visible
+from cdpg.report.values import count, distinct, mapping, mean, number, short, text, visible
 
 _SECTIONS = {
     "training": (
@@ -175,10 +176,11 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
     if not known:
         return
     facts = []
-    pooled = "kl_target_policy_pooled" if of(known, "kl_target_policy_pooled") is not None else "kl_target_policy"
-    start, end = of([BASE_NAME], pooled), of(known, pooled)
+    distance = POOLED if of(known, POOLED) is not None else "kl_target_policy"
+    start, end = of([BASE_NAME], distance), of(known, distance)
     if end is not None:
-        facts.append(("KL(p, π)", f"{f'{written(start, 2)} → ' if start is not None else ''}{written(end, 2)} nats"))
+        before = f"{written(start, 2)} → " if start is not None else ""
+        facts.append((METRICS[distance].label, f"{before}{written(end, 2)} nats"))
     moved = of(known, "kl_policy_base")
     if moved is not None:
         facts.append(("KL(π, a)", f"{written(moved, 2)} nats"))
@@ -187,8 +189,8 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
     spent = mean(value for value in seconds if value is not None)
     if spent is not None:
         facts.append(("time", duration(spent)))
-    before, after = of([BASE_NAME], "satisfaction"), of(known, "satisfaction")
-    shown = ["–" if value is None else written(value, 3) for value in (before, after)]
+    satisfied = of([BASE_NAME], "satisfaction"), of(known, "satisfaction")
+    shown = ["–" if value is None else written(value, 3) for value in satisfied]
     yield Card(group.label, group.style.color, shown[0], shown[1], tuple(facts))
 
 
@@ -235,5 +237,5 @@ def _versions(study: Study) -> list[tuple[str, str]]:
     sources += [mapping(mapping(run.config.get("origin")).get("versions")) for run in study.runs]
     for source in sources:
         for package, version in list(source.items())[:40]:
-            found.setdefault(short(package), {})[short(version)] = None
-    return [(package, ", ".join(versions)) for package, versions in found.items()]
+            found.setdefault(package, {})[short(version)] = None
+    return list(zip(distinct(list(found)), map(", ".join, found.values()), strict=True))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
 from cdpg.report.folders import Record
 from cdpg.report.highlight import prose, python
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.values import count, mapping, number, sequence, short, text
+from cdpg.report.values import count, is_chat, mapping, number, sequence, short, text
 
 MOST_CONTEXTS = 8
 MOST_OUTPUTS = 2
@@ -106,14 +106,14 @@ def _group_label(study: Study, model: str) -> str:
 
 def _from_training(study: Study) -> list[Record]:
     """Contexts of the last logged epochs, those that most runs have in common first."""
-    by_prompt: dict[str, dict[str, list[Any]]] = {}
+    by_prompt: dict[str, Record] = {}
     for model, sample in _last_samples(study):
         prompt = sample.get("prompt")
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) or is_chat(prompt):
             output = {"text": sample.get("completion"), "b": sample.get("b"), "decoding": "training sample"}
-            by_prompt.setdefault(prompt, {}).setdefault(model, []).append(output)
-    order = sorted(by_prompt, key=lambda prompt: -len(by_prompt[prompt]))
-    return [{"prompt": prompt, "outputs": by_prompt[prompt]} for prompt in order[:4]]
+            example = by_prompt.setdefault(json.dumps(prompt), {"prompt": prompt, "outputs": {}})
+            example["outputs"].setdefault(model, []).append(output)
+    return sorted(by_prompt.values(), key=lambda example: -len(example["outputs"]))[:4]
 
 
 def _last_samples(study: Study) -> Iterator[tuple[str, Record]]:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Record, Run
 from cdpg.report.study import Group, Study
-from cdpg.report.values import count, interval, mapping, mean, number
+from cdpg.report.values import Interval, count, interval, mapping, mean, number
 
 BINS = 40
 """Epochs are drawn in at most this many bins, so that a long run is as light as a short one."""
@@ -65,17 +66,30 @@ def evaluated(group: Group, metric: str, clock: Clock) -> Series:
     return _series(_across([{place: values[0] for place, values in points.items()} for points in lines]))
 
 
+def base_along(run: Run, metric: str) -> Interval | None:
+    """The base's value on the contexts of the evaluations along a run; a pooled one is from the last one's pool."""
+    if metric == POOLED:
+        found = [mapping(record.get("base")) for record in reversed(run.evaluations)]
+    else:
+        found = [mapping(record.get("metrics")) for record in run.evaluations if number(record.get("epoch")) == 0]
+    known = (interval(metrics.get(metric)) for metrics in found)
+    return next((value for value in known if value is not None), None)
+
+
 def logged(group: Group, field: str, clock: Clock) -> Series:
-    """A field of ``metrics.jsonl`` in bins of epochs; the band is the middle 80 % of a bin, or the range over seeds."""
+    """A field of ``metrics.jsonl`` in bins of epochs; the band is the middle 80 % of a bin, or the range over seeds.
+
+    Seeds are binned alike, over the epochs that all of them have: one may not be finished.
+    """
     lines = []
     for run in group.runs:
-        points = [(clock.place(run, record), number(record.get(field))) for record in run.metrics]
-        known = [(place, value) for place, value in points if place is not None and value is not None]
+        points = ((clock.place(run, record), number(record.get(field))) for record in run.metrics)
+        known = {place: value for place, value in points if place is not None and value is not None}
         if known:
             lines.append(known)
-    if len(lines) == 1:
-        return _series(_binned(lines[0]))
-    return _series(_across([{row[0]: row[1] for row in _binned(points)} for points in lines]))
+    shared = _shared(lines)
+    binned = [_binned([(place, line[place]) for place in shared]) for line in lines]
+    return _series(binned[0] if len(binned) == 1 else _across([{row[0]: row[1] for row in rows} for rows in binned]))
 
 
 def pairs(group: Group, across: str, up: str) -> list[tuple[float, float]]:
@@ -129,7 +143,7 @@ def _total(records: Iterable[Record], field: str) -> float:
 
 
 def _binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, float | None, float | None]]:
-    size = -(-len(points) // BINS)
+    size = max(1, -(-len(points) // BINS))
     rows: list[tuple[float, float, float | None, float | None]] = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
@@ -140,11 +154,15 @@ def _binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, f
     return rows
 
 
+def _shared(lines: Sequence[dict[float, float]]) -> list[float]:
+    """The places that all lines have, in order."""
+    return sorted(set.intersection(*map(set, lines))) if lines else []
+
+
 def _across(lines: Sequence[dict[float, float]]) -> list[tuple[float, float, float | None, float | None]]:
     """Mean and range at every place that all lines share."""
-    shared = sorted(set.intersection(*map(set, lines))) if lines else []
     rows: list[tuple[float, float, float | None, float | None]] = []
-    for place in shared:
+    for place in _shared(lines):
         values = [line[place] for line in lines]
         rows.append((place, mean(values) or 0.0, min(values), max(values)))
     return rows

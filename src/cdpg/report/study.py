@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cdpg.errors import UserError
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.style import BASE, METHODS, OTHERS, Style
-from cdpg.report.values import Interval, interval, mapping, number, sequence, short, text
+from cdpg.report.values import Interval, distinct, interval, mapping, number, numbered, sequence, short, text
 
 BASE_NAME = "base"
 _PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}
@@ -23,6 +25,8 @@ class Group:
     """Runs that differ in the seed alone, drawn as one line; the base is a group without runs."""
 
     label: str
+    """To be shown: short, and no other group's."""
+    method: str
     style: Style
     runs: tuple[Run, ...]
     models: tuple[str, ...]
@@ -73,12 +77,16 @@ class Study:
         """The colours of a model's group."""
         return next((group.style for group in self.groups if model in group.models), BASE)
 
+    @cached_property
+    def _labels(self) -> dict[str, str]:
+        alone = {group.models[0]: group.label for group in self.groups if len(group.models) == 1}
+        members = (model for group in self.groups for model in group.models)
+        models = list(dict.fromkeys([BASE_NAME, *members, *self.models]))
+        return dict(zip(models, distinct([alone.get(model, model) for model in models]), strict=True))
+
     def label_of(self, model: str) -> str:
-        """The name to show: the method's where the model is the only one of its group."""
-        for group in self.groups:
-            if model in group.models:
-                return group.label if len(group.models) == 1 else short(model)
-        return short(model)
+        """The name to show, no other model's: the group's where the model is the only one of it."""
+        return self._labels.get(model) or short(model)
 
     @property
     def is_code(self) -> bool:
@@ -98,22 +106,19 @@ def read_study(paths: Sequence[Path]) -> Study:
     task = _one_task(found)
     groups = tuple(_groups(found))
     notes = [*found.problems, *(problem for run in found.runs for problem in run.problems)]
-    if mapping(found.comparison.get("models")):
-        evaluation = found.comparison
-    else:
-        evaluation = _side_by_side(groups, notes)
-    for run in found.runs:
-        if not run.evaluation and not mapping(found.comparison.get("models")):
-            notes.append(
-                f"{short(run.name)} has no evaluation.json: it is missing from the tables of held-out contexts"
-            )
+    compared = mapping(found.comparison.get("models"))
+    evaluation = found.comparison if compared else _side_by_side(groups, notes)
+    names, lack = _names(found), "is not in comparison.json" if compared else "has no evaluation.json"
+    held = set(compared) or {name for name, run in zip(names, found.runs, strict=True) if run.evaluation}
+    missing = (short(name, 120) for name in names if name not in held)
+    notes += [f"{name} {lack}: it is missing from the tables of held-out contexts" for name in missing]
     return Study(task, groups, evaluation, tuple(notes))
 
 
 def _one_task(found: Found) -> str | None:
     """The task that all runs share; runs of several tasks cannot be compared."""
-    named = {run.name: run.evaluation.get("task") or run.config.get("task") for run in found.runs}
-    named["comparison.json"] = found.comparison.get("task")
+    given = [run.evaluation.get("task") or run.config.get("task") for run in found.runs]
+    named = dict(zip(_names(found), given, strict=True)) | {"comparison.json": found.comparison.get("task")}
     tasks = {task for task in named.values() if isinstance(task, str)}
     if len(tasks) > 1:
         listed = ", ".join(f"{short(name)}: {short(task)}" for name, task in named.items() if isinstance(task, str))
@@ -124,7 +129,7 @@ def _one_task(found: Found) -> str | None:
 def _groups(found: Found) -> Iterable[Group]:
     """Runs by method and settings, in the order of methods, each group with a label and a style of its own."""
     together: dict[tuple[str, str], list[tuple[str, Run | None]]] = {}
-    names = _unique_names(found.runs)
+    names = _names(found)
     for name, run in zip(names, found.runs, strict=True):
         settings = {key: value for key, value in run.config.items() if key not in _PLACE}
         key = (run.method, json.dumps(settings, sort_keys=True, default=str))
@@ -135,39 +140,40 @@ def _groups(found: Found) -> Iterable[Group]:
     order = {method: place for place, method in enumerate(METHODS)}
     keys = sorted(together, key=lambda key: (order.get(key[0], len(order)), together[key][0][0]))
     methods = [method for method, _ in keys]
+    labels = [method if methods.count(method) == 1 else _stem(together[method, rest]) for method, rest in keys]
     spare = 0
-    for place, key in enumerate(keys):
+    for place, (key, label) in enumerate(zip(keys, distinct([BASE_NAME, *labels], 24)[1:], strict=True)):
         method, members = key[0], together[key]
         style = METHODS.get(method) if method not in methods[:place] else None
         if style is None:
             style = OTHERS[spare % len(OTHERS)]
             spare += 1
-        label = method if methods.count(method) == 1 else members[0][0].split("-seed")[0]
         runs = tuple(run for _, run in members if run is not None)
-        yield Group(short(label, 24), style, runs, tuple(name for name, _ in members))
+        yield Group(label, method, style, runs, tuple(name for name, _ in members))
 
 
-def _unique_names(runs: Sequence[Run]) -> list[str]:
-    """Folder names, told apart by number where two folders share one; ``base`` stays free for the base."""
-    names: list[str] = []
-    for run in runs:
-        name, number_ = run.name, 2
-        while name in names or name == BASE_NAME:
-            name, number_ = f"{run.name} ({number_})", number_ + 1
-        names.append(name)
-    return names
+def _stem(members: Sequence[tuple[str, Run | None]]) -> str:
+    """What the names of a group's runs have in common: of one run its name, of several the part before the seed."""
+    first = members[0][0]
+    return first if len(members) == 1 else first.split("-seed")[0]
+
+
+def _names(found: Found) -> list[str]:
+    """The runs' folder names, told apart by number where two folders share one; ``base`` stays free for the base."""
+    return numbered((run.name for run in found.runs), [BASE_NAME])
 
 
 def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
     """The runs' own evaluations put together as ``comparison.json`` has them."""
     whole: Record = {"models": {}, **{key: {} for key in _OF_MODELS}, "examples": []}
-    conditions = set()
+    conditions, pools = set(), set()
     for group in groups:
         for name, run in zip(group.models, group.runs, strict=True):
             evaluation = run.evaluation
             if not evaluation:
                 continue
             conditions.add(tuple(number(evaluation.get(key)) for key in ("contexts", "samples_per_context", "seed")))
+            pools.add(interval(mapping(evaluation.get(BASE_NAME)).get(POOLED)))
             whole = {**evaluation, **whole} if len(conditions) == 1 else whole
             for source, target in ((BASE_NAME, BASE_NAME), ("tuned", name)):
                 whole["models"].setdefault(target, mapping(evaluation.get(source)))
@@ -180,7 +186,18 @@ def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
         notes.append(
             "these runs were evaluated under different conditions (contexts, samples or seed): compare with care"
         )
+    if len(pools - {None}) > 1:  # of one pool the base has one value
+        for key in ("models", "changes"):
+            whole[key] = {model: _without(POOLED, part) for model, part in whole[key].items()}
+        notes.append(
+            "the pooled KL(p, π) is left out of tables: each of these runs has it from a pool of its own, of samples "
+            "of the base and itself; cdpg compare evaluates runs with one pool for all"
+        )
     return whole if whole["models"] else {}
+
+
+def _without(name: str, part: object) -> Record:
+    return {key: value for key, value in mapping(part).items() if key != name}
 
 
 def _add_examples(examples: list[Record], more: Iterable[object], name: str) -> None:

@@ -323,7 +323,7 @@ def _seeds(study: Study) -> Iterator[Table]:
             if value is not None:
                 each = " ".join(f"{item:.6g}" for item in sequence(entry.get("values")) if number(item) is not None)
                 lines.append([method, name, value.mean, value.low, value.high, each])  # type: ignore[list-item]
-        group = next((group for group in study.groups if group.label == method), None)
+        group = next((group for group in study.groups if group.method == method), None)
         rows.append(Row(short(method), group.style.color if group else "", tuple(cells)))
     columns = tuple(_column(describe(name)) for name in names)
     yield Table("seeds", "Over repetitions with other seeds", columns, tuple(rows), to_csv(lines), first="method")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,18 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def is_chat(value: Any) -> bool:
+    """Whether these are messages, each with a role and a content."""
+    messages, keys = sequence(value), ("role", "content")
+    return bool(messages) and all(isinstance(mapping(message).get(key), str) for message in messages for key in keys)
+
+
 def text(value: Any, limit: int = 4000) -> str:
-    """At most ``limit`` characters, with the number of those left out; empty for nothing."""
+    """At most ``limit`` characters, with the number of those left out; empty for nothing, a chat with its roles."""
     if value is None:
         return ""
+    if is_chat(value):
+        value = "\n\n".join(f"{message['role']}: {message['content']}" for message in value)
     if isinstance(value, (list, tuple)):
         value = ", ".join(text(item, limit) for item in value[:50])
     whole = value if isinstance(value, str) else str(value)
@@ -93,14 +101,56 @@ def visible(value: str) -> str:
 
 def short(value: Any, limit: int = 40) -> str:
     """A name for an axis, a row or a heading: one line, visible, cut."""
-    line = " ".join(visible(text(value, 10 * limit)).split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return _cut(_line(text(value, 10 * limit)), limit)
+
+
+def distinct(names: Sequence[str], limit: int = 40) -> list[str]:
+    """The names as ``short`` has them, but all different: those that would look alike are cut where they differ.
+
+    What nothing to be seen tells apart is numbered.
+    """
+    lines = [_line(name) for name in names]
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        if len(line) > limit:
+            alike.setdefault(_cut(line, limit), []).append(line)
+    return numbered([_cut_at_difference(line, alike.get(_cut(line, limit), []), limit) for line in lines])
+
+
+def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The names, with a number after each that is taken or stands before it already."""
+    used, found = set(taken), []
+    for name in names:
+        free, place = name, 2
+        while free in used:
+            free, place = f"{name} ({place})", place + 1
+        used.add(free)
+        found.append(free)
+    return found
 
 
 def mean(values: Iterable[float]) -> float | None:
     """The mean, or nothing where there is nothing to take it of."""
     known = list(values)
     return math.fsum(known) / len(known) if known else None
+
+
+def _line(value: str) -> str:
+    return " ".join(visible(value).split())
+
+
+def _cut(line: str, limit: int) -> str:
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def _cut_at_difference(line: str, alike: Sequence[str], limit: int) -> str:
+    """The line's beginning, and what follows where it parts from those that begin alike."""
+    if len(line) <= limit or len(set(alike)) == 1:
+        return _cut(line, limit)
+    first, last, head = min(alike), max(alike), limit // 4
+    same = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    start = min(same - head, len(line) - (limit - head - 1))
+    return _cut(f"{line[:head]}…{line[start:]}", limit)
 
 
 def _spell(match: re.Match[str]) -> str:
