@@ -79,7 +79,8 @@ class CDPGTrainer:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
-        self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
+        limits = Limits.of(self.args, processes_here())
+        self.judge = Judge(constraints, limits)  # first: it may have to fork
         tell = self.judge.notices.append
         self.contexts = load_contexts(train_dataset, notify=tell)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset, notify=tell)
@@ -103,7 +104,7 @@ class CDPGTrainer:
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, parts)
         self.folder = RunFolder(self.args.output_dir)
-        self._failures = FailureLog(self.folder.failures, self.args.check_failures)
+        self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
         self._logs = {
             "metrics": JsonlFile(self.folder.metrics),
             "samples": JsonlFile(self.folder.samples),
@@ -114,7 +115,7 @@ class CDPGTrainer:
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
-            Reader(Limits.of(self.args, self.processes.count)), stop,
+            Reader(limits), stop,
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
@@ -237,8 +238,7 @@ class CDPGTrainer:
         problem = self._failures.too_many(epoch)
         if problem is not None:
             self._rescue(number - 1, tell)
-            if self.processes.is_main:
-                self._failures.append(epoch)
+            self._failures.append(epoch)
             self.processes.wait()  # or a launcher ends the main process while it writes
             raise RunError(problem)
         summary = self._updater.update(epoch)
@@ -257,7 +257,7 @@ class CDPGTrainer:
             self._logs["metrics"].append(record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
                 self._logs["samples"].append(sample)
-            self._failures.append(epoch)
+        self._failures.append(epoch)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
