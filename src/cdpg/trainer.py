@@ -26,7 +26,9 @@ from cdpg.heldout import TUNED, Examination, HeldOut, refuse_stopped_beams
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
+from cdpg.models.generation import generation_notices
 from cdpg.models.loading import load_policy_and_base
+from cdpg.models.transformer import inner_model
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
@@ -105,12 +107,8 @@ class CDPGTrainer:
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, parts)
         self.folder = RunFolder(self.args.output_dir)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
-        self._logs = {
-            "metrics": JsonlFile(self.folder.metrics),
-            "samples": JsonlFile(self.folder.samples),
-            "evaluations": JsonlFile(self.folder.evaluations),
-            "failures": self._failures.file,
-        }
+        logs = ("metrics", "samples", "evaluations", "failures")
+        self._logs = {name: JsonlFile(getattr(self.folder, name)) for name in logs}
         self._origin = self._where_from(model, stop, command)
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
@@ -341,6 +339,8 @@ class CDPGTrainer:
                 files.discard(self.folder.model)
                 files.discard(self.folder.evaluation)
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
+        for notice in generation_notices(inner_model(self.model)):
+            progress.note(notice)
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
