@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cdpg.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
 from cdpg.errors import UserError
+from cdpg.runlog import encode
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -263,6 +264,21 @@ def test_a_missing_column_is_never_guessed(tmp_path: Path, header: str, wanted: 
         f"{str(path)!r} has no column {wanted!r}; its columns are {', '.join(map(repr, names))}: "
         f"set prompt_column to the one to use{advice}"
     )
+
+
+def test_what_messages_hold_beside_their_text_is_made_plain() -> None:
+    extras = {"sent": datetime.date(2020, 1, 2), "turn": np.int64(3), "tags": ("a", np.array([1.5]))}
+    (context,) = load_contexts([{"prompt": [{"role": "user", "content": "hi", **extras}]}])
+    plain = {"role": "user", "content": "hi", "sent": "2020-01-02", "turn": 3, "tags": ["a", [1.5]]}
+    assert context.prompt == (plain,)
+    assert json.loads(encode(context.prompt)) == [plain]
+
+
+@pytest.mark.parametrize(("value", "told"), [(b"x", "a bytes"), (np.longdouble(1), "a longdouble"), ({1}, "a set")])
+def test_what_no_log_can_hold_is_refused_in_a_message_by_row(value: Any, told: str) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "user", "content": "hi", "extra": {"deep": [value]}}]
+    with pytest.raises(UserError, match=f"row 1 of .*message 2, 'extra': {told}, which cannot be logged"):
+        load_contexts([{"prompt": chat}])
 
 
 @pytest.mark.parametrize(
