@@ -239,7 +239,7 @@ class CDPGTrainer:
             self._failures.append(epoch)
             self.processes.wait()  # or a launcher ends the main process while it writes
             raise RunError(problem)
-        summary = self._updater.update(epoch)
+        summary = self._updater.update(epoch, lambda: self._rescue(number - 1, tell))
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
             keep_refused(self.folder.nonfinite, epoch, summary)
@@ -274,7 +274,7 @@ class CDPGTrainer:
         )
 
     def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
-        """Save what was done, when the next epoch came to grief before it changed anything."""
+        """Save what was done, when what came next has come to grief before it changed anything."""
         if done and self.processes.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # what is told is the trouble itself
                 self._write_checkpoint(done)
@@ -306,6 +306,9 @@ class CDPGTrainer:
             record = self._examination.along(number, lambda text: self._heed(stop, text))
         except Interrupted:
             return
+        except Exception:
+            self._rescue(number, progress.note)
+            raise
         if self.processes.is_main:
             self._logs["evaluations"].append(record)
         means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
