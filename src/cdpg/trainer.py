@@ -104,7 +104,7 @@ class CDPGTrainer:
             self.policy, self.objective, self.optimizer, self._parameters, self.args, self.processes
         )
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
-        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, parts)
+        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
         self.folder = RunFolder(self.args.output_dir)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
         logs = ("metrics", "samples", "evaluations", "failures")
@@ -139,7 +139,7 @@ class CDPGTrainer:
         ):
             done = self._begin(resume_from_checkpoint, progress, stop)
             self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
-            self._callbacks.call("on_train_begin")
+            self._callbacks.begin(done)
             self._tell_checks({}, progress)
             nonfinite_epochs = 0
             for number in range(done + 1, self.args.epochs + 1):
@@ -315,7 +315,7 @@ class CDPGTrainer:
         if self.args.report_to:
             numbers = {name: value for name, value in means.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
-        self._callbacks.call("on_evaluate", metrics=means)
+        self._callbacks.evaluated(means)
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
