@@ -50,8 +50,11 @@ class Listener(TrainerCallback):  # type: ignore[misc]
 def main(folder: Path, method: str, contexts_per_epoch: int = 3) -> None:
     """A run, evaluated before, along the way and at the end; with a single context, the main process has none."""
 
-    def check(prompts: list[str], completions: list[str], **kwargs: Any) -> list[bool]:
-        return ["a" in text and prompt in "pq" for prompt, text in zip(prompts, completions, strict=True)]
+    def check(prompts: list[str], completions: list[str], **kwargs: Any) -> list[bool | None]:
+        return [
+            None if prompt + text in ("sab", "taa") else "a" in text and prompt in "pq"
+            for prompt, text in zip(prompts, completions, strict=True)
+        ]
 
     model = TabularModel(CONTEXTS, ("a", "b"), max_length=3, seed=1)
     config = CDPGConfig(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.card import card, hub_name, write_card
+from cdpg.models.generation import saveable_generation
 from cdpg.runlog import RunFolder, read_json, write_json
 
 PROMPTS = [{"prompt": text} for text in ("two dogs", "the quick brown fox", "a")]
@@ -32,6 +35,46 @@ def make_trainer(folder: Path, family: str = "llama", **changes: Any) -> CDPGTra
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder / "run"), **(settings | changes))
     return CDPGTrainer(str(model), even, config, PROMPTS, PROMPTS, command="cdpg run short.yaml --epochs 2")
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_generation_settings_that_cannot_be_saved_are_left_out_and_told(
+    tmp_path: Path, adapters: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Transformers loads settings that contradict each other, and will not save them."""
+    peft = pytest.importorskip("peft") if adapters else None
+    model = tiny.make_model("llama")
+    model.generation_config.update(temperature=0.6, top_p=0.9, length_penalty=2.0, max_new_tokens=7)
+    given = copy.deepcopy(model.generation_config)
+    config = CDPGConfig(
+        output_dir=str(tmp_path / "run"), epochs=1, contexts_per_epoch=2, num_generations=4, max_completion_length=5,
+        device="cpu", check_workers=0,
+    )  # fmt: skip
+    CDPGTrainer(
+        model, even, config, PROMPTS, processing_class=tiny.tokenizer_for("llama"),
+        peft_config=peft and peft.LoraConfig(r=2, target_modules=["q_proj"]),
+    ).train()  # fmt: skip
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("the model's others: length_penalty = 2.0, temperature = 0.6, top_p = 0.9") == 1
+    saved = GenerationConfig.from_pretrained(tmp_path / "run" / "model")
+    assert (saved.max_new_tokens, saved.eos_token_id, saved.temperature) == (7, tiny.EOS, None)
+    assert model.generation_config == given
+
+
+def test_settings_that_go_together_are_kept() -> None:
+    given = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, length_penalty=2.0, eos_token_id=[1, 2])
+    model = types.SimpleNamespace(generation_config=given)
+    with saveable_generation(model):
+        kept = model.generation_config.to_diff_dict()
+    assert {**kept, "length_penalty": 2.0} == given.to_diff_dict()
+    assert model.generation_config is given
+
+
+def test_an_evaluation_before_any_training_is_written(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    found = trainer.evaluate()
+    assert read_json(tmp_path / "run" / "evaluation.json")["base"] == json.loads(json.dumps(found["base"]))
+    trainer.train()
 
 
 def front_matter(text: str) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def test_the_rate_rises_stays_and_falls() -> None:
         ("epochs", "1e3", 1000),
         ("seed", "9007199254740993", 2**53 + 1),
         ("seed", 2**53 + 1, 2**53 + 1),
+        ("seed", 2**64 - 1, 2**64 - 1),
+        ("output_dir", Path("runs") / "x", str(Path("runs") / "x")),
     ],
 )
 def test_values_are_read_as_their_type(key: str, value: Any, expected: Any) -> None:
@@ -94,8 +96,11 @@ def test_every_value_of_the_wrong_type_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("epochs", 0), ("learning_rate", float("nan")), ("learning_rate", -1.0), ("max_grad_norm", 0.0), ("seed", -1)],
-)
+    [
+        ("epochs", 0), ("learning_rate", float("nan")), ("learning_rate", -1.0), ("max_grad_norm", 0.0),
+        ("seed", -1), ("seed", 2**64),
+    ],
+)  # fmt: skip
 def test_a_value_that_cannot_be_meant_is_refused(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=key):
         CDPGConfig(**{key: value})

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cdpg.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
 from cdpg.errors import UserError
+from cdpg.runlog import encode
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -281,6 +282,21 @@ def test_a_name_with_a_semicolon_may_be_the_only_one(tmp_path: Path) -> None:
         assert load_contexts(path, prompt_column="a;b") == [Context("x;y", {}, 1)]
 
 
+def test_what_messages_hold_beside_their_text_is_made_plain() -> None:
+    extras = {"sent": datetime.date(2020, 1, 2), "turn": np.int64(3), "tags": ("a", np.array([1.5]))}
+    (context,) = load_contexts([{"prompt": [{"role": "user", "content": "hi", **extras}]}])
+    plain = {"role": "user", "content": "hi", "sent": "2020-01-02", "turn": 3, "tags": ["a", [1.5]]}
+    assert context.prompt == (plain,)
+    assert json.loads(encode(context.prompt)) == [plain]
+
+
+@pytest.mark.parametrize(("value", "told"), [(b"x", "a bytes"), (np.longdouble(1), "a longdouble"), ({1}, "a set")])
+def test_what_no_log_can_hold_is_refused_in_a_message_by_row(value: Any, told: str) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "user", "content": "hi", "extra": {"deep": [value]}}]
+    with pytest.raises(UserError, match=f"row 1 of .*message 2, 'extra': {told}, which cannot be logged"):
+        load_contexts([{"prompt": chat}])
+
+
 @pytest.mark.parametrize(
     ("chat", "problem"),
     [
@@ -497,3 +513,8 @@ def test_the_fingerprint_takes_any_value() -> None:
     assert len({of(value) for value in values}) == len(values)
     assert of({"b", "a"}) == of({"a", "b"})
     assert of(object()) == of(object())  # no memory address
+
+
+def test_a_number_of_an_uncommon_type_has_a_fingerprint() -> None:
+    contexts = load_contexts([{"prompt": "a", "weight": np.longdouble(1)}])
+    assert fingerprint(contexts) == fingerprint(contexts)

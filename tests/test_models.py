@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 from torch import Tensor
 
 import tiny
@@ -15,6 +16,7 @@ from cdpg import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.loading import load_model
+from cdpg.models.text import Codec
 from cdpg.models.transformer import TransformerModel
 from cdpg.sampling import Samples, assemble, sample_chunks
 from cdpg.scoring import score_samples
@@ -181,7 +183,7 @@ def test_an_empty_prompt_starts_from_the_start_token() -> None:
     assert model.encode(contexts([""]), LENGTH) == [(tiny.BOS,)]
 
 
-@pytest.mark.parametrize(("family", "kept"), [("llama", "end"), ("bart", "start")])
+@pytest.mark.parametrize(("family", "kept"), [("llama", "start token and end"), ("gpt2", "end"), ("bart", "start")])
 def test_a_context_beyond_the_window_is_refused_by_row_or_cut(family: str, kept: str) -> None:
     long = " ".join(f"word{i}" for i in range(200))
     model = language_model(family)
@@ -191,8 +193,28 @@ def test_a_context_beyond_the_window_is_refused_by_row_or_cut(family: str, kept:
     tokens = language_model(family).codec.tokenizer(long)["input_ids"]
     if kept == "end":
         assert list(prompt) == tokens[-(128 - LENGTH) :]
+    elif kept == "start token and end":
+        assert list(prompt) == [tiny.BOS, *tokens[-(127 - LENGTH) :]]
     else:
         assert list(prompt) == [*tokens[:127], tiny.EOS]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 12])
+def test_cut_prompts_are_as_long_as_the_window_and_end_as_the_tokenizer_ends_them(window: int) -> None:
+    """A decoder keeps its start token unless there is room for one token alone; an encoder all that closes a text."""
+    tokenizer = tiny.make_tokenizer(bos=True)
+    tokens = tokenizer(PROMPTS[2])["input_ids"]
+    (prompt,) = Codec(tokenizer, frozenset({tiny.EOS}), window + 4, False, "cut").encode(contexts(PROMPTS[2:3]), 4)
+    assert list(prompt) == (tokens[-1:] if window == 1 else [tiny.BOS, *tokens[1 - window :]])
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s> <s>", special_tokens=[("<s>", tiny.BOS), ("</s>", tiny.EOS)]
+    )
+    codec = Codec(tokenizer, frozenset({tiny.EOS}), window, True, "cut")
+    kept = tokenizer(PROMPTS[2])["input_ids"][: max(0, window - 2)]
+    assert [list(prompt) for prompt in codec.encode(contexts([PROMPTS[2], "</s>" * 20]), 4)] == [
+        [*kept, tiny.EOS, tiny.BOS][-window:],
+        [*[tiny.EOS] * (window - 1), tiny.BOS],
+    ]
 
 
 def test_a_completion_longer_than_the_window_is_refused() -> None:

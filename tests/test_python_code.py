@@ -38,6 +38,15 @@ def clean(body: str, signature: str = SIGNATURE) -> bool:
     return pep8_clean([signature], [body])[0]
 
 
+@pytest.mark.parametrize("check", [compiles, pep8_clean])
+def test_chats_are_read_from_their_messages(check: Callable[..., list[bool]]) -> None:
+    prompts = [[{"role": "user", "content": SIGNATURE}]] * 2
+    answers = [[{"role": "assistant", "content": body}] for body in ("\n    return x", "\n    return (")]
+    assert check(prompts, answers) == [True, False]
+    asked = [[{"role": "user", "content": "Write f."}], SIGNATURE]
+    assert check(asked, [answers[0], "\n    return x"], signature=[SIGNATURE, None]) == [True, True]
+
+
 @pytest.mark.parametrize(
     ("body", "source"),
     [

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
+from transformers.integrations import TensorBoardCallback
 
 import distributed_run
 import tiny
@@ -22,6 +32,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import TextMeasure
+from cdpg.heldout import Examination
 from cdpg.models.tabular import TabularModel
 from cdpg.runlog import read_jsonl
 from cdpg.signals import GentleStop
@@ -346,6 +357,10 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
         assert one["weights"] == pytest.approx(two["weights"], abs=1e-9)
         for single, double in zip(untimed(tmp_path / "1" / method), untimed(tmp_path / "2" / method), strict=True):
             assert single == pytest.approx(double, rel=1e-9, nan_ok=True)
+        failures = [list(read_jsonl(tmp_path / n / method / "failures.jsonl")) for n in ("1", "2")]
+        for record in (*failures[0], *failures[1]):
+            del record["constraint"]  # one is a launched script's
+        assert failures[0] == failures[1] != [], "an example comes from whichever process has it"
     distributed_run.main(tmp_path / "1" / "one-context", "cdpg", contexts_per_epoch=1)
     for run in (*METHODS, "one-context/cdpg"):
         single, double = evaluations(tmp_path / "1" / run), evaluations(tmp_path / "2" / run)
@@ -494,6 +509,59 @@ def test_callbacks_are_given_what_hugging_face_gives_them(tmp_path: Path) -> Non
     assert seen["processing_class"] is tokenizer
     assert seen["optimizer"] is trainer.optimizer
     assert seen["logged"] == (1, trainer.model)
+
+
+class Stops(TrainerCallback):
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.epoch == 1
+
+
+def test_a_run_that_a_callback_has_stopped_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    trainer = CDPGTrainer(tabular(4), has_a, settings(tmp_path), CONTEXTS, callbacks=[Stops])
+    assert trainer.train()["epoch"] == 1
+    trainer._callbacks._callbacks = []
+    assert trainer.train(resume_from_checkpoint=True)["epoch"] == 4
+
+
+def test_stock_callbacks_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    stock = [DefaultFlowCallback, ProgressCallback(), PrinterCallback, TensorBoardCallback]
+    model, tokenizer = tiny.make_model("llama"), tiny.tokenizer_for("llama")
+    config = settings(tmp_path, max_completion_length=4)
+    record = CDPGTrainer(model, even, config, PROMPTS, PROMPTS, tokenizer, callbacks=stock).train()
+    assert record["epoch"] == 4
+    told = capsys.readouterr()
+    assert told.out.count("'satisfaction': ") == 8, "printed by two of them in each epoch"
+    assert "4/4" in told.err
+    (written,) = tmp_path.rglob("events.out.tfevents*")
+    assert b"learning_rate" in written.read_bytes()
+    assert b"contexts_per_epoch" in written.read_bytes()
+
+
+def test_early_stopping_looks_at_held_out_satisfaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([0.2, 0.4, 0.3, 0.5, 0.5, 0.45, 0.9])
+
+    def along(self: Examination, epoch: int, tell: Any) -> dict[str, Any]:
+        return {"epoch": epoch, "metrics": {"satisfaction": {"mean": next(found)}}}
+
+    monkeypatch.setattr(Examination, "along", along)
+    config = settings(tmp_path, epochs=10, evaluate_every=1, evaluate_at_end=False)
+    trainer = CDPGTrainer(tabular(4), has_a, config, CONTEXTS, CONTEXTS, callbacks=[EarlyStoppingCallback(2)])
+    assert trainer.train()["epoch"] == 5
+    assert (tmp_path / "checkpoints" / "epoch-000005").is_dir()
+    with pytest.raises(UserError, match="EarlyStoppingCallback looks at held-out contexts, and there are none"):
+        CDPGTrainer(tabular(4), has_a, config, CONTEXTS, callbacks=[EarlyStoppingCallback])
+
+
+def test_a_callback_that_needs_what_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
+    class Needy(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert args.learning_rate == 0.05
+            assert getattr(args, "hub_model_id", None) is None
+            assert args.deepspeed
+
+    with pytest.raises(UserError, match="the callback Needy reads the argument 'deepspeed'"):
+        CDPGTrainer(tabular(4), has_a, settings(tmp_path), CONTEXTS, callbacks=[Needy]).train()
 
 
 def test_a_model_that_could_not_be_saved_is_refused_at_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
@@ -29,7 +30,8 @@ from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import Measured
 from cdpg.failures import FailureLog
-from cdpg.runlog import read_jsonl
+from cdpg.parallel import Processes
+from cdpg.runlog import JsonlFile, read_jsonl
 from cdpg.workers.frames import as_plain, is_plain, pack, unpack
 from cdpg.workers.functions import reference_of
 from cdpg.workers.limits import Limits
@@ -477,6 +479,15 @@ def test_odd_columns_keep_a_constraint_here() -> None:
     assert "the column 'act' holds more than texts and numbers" in notices[0]
 
 
+def test_columns_that_turn_odd_leave_what_was_sent_before_to_the_workers() -> None:
+    judge = Judge(naughty.constraint, QUICK)
+    sent = [judge.submit([Context("p", {"act": act}, 1)], ["good"], [[1]]) for act in ("", b"bytes", "")]
+    found = [judge.collect(pending).b for pending in sent]
+    judge.close()
+    assert found == [[1.0]] * 3
+    assert len(judge.notices) == 1
+
+
 def test_a_module_that_a_new_process_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("def yes(prompts, completions):\n    return [True] * len(completions)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -507,6 +518,14 @@ def trainer(folder: Path, constraint: Any, act: str = "", **changes: Any) -> CDP
     measure = changes.pop("measure", None)
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
     return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows, eval_dataset=held_out, measure=measure)
+
+
+def test_what_reads_outputs_has_the_limits_of_what_judges_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of other machines share no cores with this one."""
+    monkeypatch.setattr("cdpg.trainer.processes_here", lambda: 3)
+    monkeypatch.setattr("cdpg.workers.limits._cores", lambda: 6)
+    made = trainer(tmp_path, naughty.constraint, held_out=True)
+    assert made.held_out.read._limits.workers == 2
 
 
 def test_an_evaluation_says_how_many_checks_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -591,7 +610,7 @@ def test_too_many_failures_stop_the_run_with_a_checkpoint(tmp_path: Path) -> Non
 
 
 def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
-    log = FailureLog(tmp_path / "failures.jsonl", 0.05)
+    log = FailureLog(tmp_path / "failures.jsonl", 0.05, Processes(Accelerator(cpu=True)))
 
     def epoch(failed: int, total: int = 8) -> Any:
         valid = torch.arange(total)[None, :] >= failed
@@ -604,6 +623,18 @@ def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
     assert log.too_many(epoch(0, 100)) is None  # and what lies far behind is forgotten
     assert log.too_many(epoch(1)) is None
     assert log.too_many(epoch(8)) is not None
+
+
+def test_examples_are_spoken_of_only_where_there_are_some(tmp_path: Path) -> None:
+    log = FailureLog(tmp_path / "failures.jsonl", 0.05, Processes(Accelerator(cpu=True)))
+    told: list[str] = []
+    metrics = JsonlFile(tmp_path / "metrics.jsonl")
+    metrics.append({"epoch": 1, "checks_failed": 0, "checks_exhausted": 2, "checks_exhausted_memory": 2})
+    log.tell_all(metrics.path, told.append)
+    metrics.append({"epoch": 2, "checks_failed": 1, "checks_exhausted": 0, "checks_failed_died": 1})
+    log.tell_all(metrics.path, told.append)
+    assert "in all, 2 texts exhausted a built-in check (memory 2)" in told[0]
+    assert ["failures.jsonl" in text for text in told] == [False, True]
 
 
 def test_a_broken_constraint_is_reported_at_once(tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ _METHODS = {
 def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
     """Write a run's figures, its costs with them, and its model's card anew; what was written."""
     figures = {**result, "costs": {"tuned": costs(run)}}
+    try:
+        files.make_folder(run.path)  # a trainer may evaluate before it has trained
+    except OSError as error:
+        raise RunError(f"cannot make the folder {str(run.path)!r}: {error.strerror or error}") from error
     write_json(run.evaluation, figures)
     if run.model.is_dir():
         write_card(run.model, run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import os
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
@@ -42,6 +43,9 @@ _ELSEWHERE = {
 
 _LEAST_EPSILON = 1e-38
 """Without a guard Adam divides 0 by 0 for a parameter that had no gradient yet."""
+
+_SEEDS = 2**64
+"""How many there are: torch takes no larger one."""
 
 
 def _answers_unknown_names(cls: type[T]) -> type[T]:
@@ -294,6 +298,8 @@ def _as(kind: Any, value: Any) -> Any:
             return int(number) if isinstance(value, str) and not value.strip().lstrip("+-").isdigit() else int(value)
     elif isinstance(value, kind):
         return value
+    elif kind is str and isinstance(value, os.PathLike) and isinstance(os.fspath(value), str):
+        return os.fspath(value)
     raise TypeError(kind)
 
 
@@ -319,6 +325,8 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         value = getattr(config, key)
         if value is not None and value < least:
             yield f"{key} must be at least {least}, not {value}"
+    if config.seed >= _SEEDS:
+        yield f"seed must be below 2**64, not {config.seed}"
     for key in ("learning_rate", "partition_epsilon", "ziegler_beta", "ziegler_value_weight", "adam_epsilon"):
         value = getattr(config, key)
         if not 0 <= value < float("inf"):

@@ -255,7 +255,33 @@ def _checked_chat(messages: Sequence[Any], where: str) -> tuple[Mapping[str, Any
             raise UserError(f"{where}, message {number}: its 'role' is an empty text: {expected}")
     if not any(message["content"].strip() for message in messages):
         raise UserError(f"{where}: all messages are empty, where a prompt was expected: fill it in, or drop the row")
-    return tuple(dict(message) for message in messages)
+    return tuple(
+        {key: _plain(inner, f"{where}, message {number}, {key!r}") for key, inner in message.items()}
+        for number, message in enumerate(messages, start=1)
+    )
+
+
+def _plain(value: Any, where: str) -> Any:
+    """What a message holds beside its text, in the types of JSON: it is logged with the prompt."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(inner, where) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, where) for inner in value]
+    converted = _converted(value)
+    if converted is not None:
+        return _plain(converted, where)
+    raise UserError(f"{where}: {kind(value)}, which cannot be logged: make it a text or a number, or leave it out")
+
+
+def _converted(value: Any) -> Any:
+    """An array, one of its scalars, a date or a time in plain types; None if it is none of these."""
+    for method in ("tolist", "isoformat"):
+        converted = getattr(value, method, lambda: None)()
+        if converted is not None and type(converted) is not type(value):  # numpy's longest float is its own
+            return converted
+    return None
 
 
 def _check_strings(value: Any, where: str, depth: int = 0) -> None:
@@ -311,7 +337,7 @@ def _canonical(value: Any) -> Any:
         return {"set": sorted(json.dumps(_canonical(inner)) for inner in value)}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": hashlib.sha256(value).hexdigest()}
-    for method in ("tolist", "isoformat"):  # arrays and their scalars; dates and times
-        if hasattr(value, method):
-            return {type(value).__name__: _canonical(getattr(value, method)())}
+    converted = _converted(value)
+    if converted is not None:
+        return {type(value).__name__: _canonical(converted)}
     return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}  # its text may hold a memory address

@@ -9,6 +9,7 @@ from typing import Any
 
 from cdpg.monitoring import failure_records
 from cdpg.objectives.base import Epoch
+from cdpg.parallel import Processes
 from cdpg.runlog import JsonlFile, read_jsonl
 
 _FEWEST = 100
@@ -19,15 +20,20 @@ together with those before them."""
 class FailureLog:
     """What is made of an epoch's failed checks; the same on every process, for it depends on joint counts alone."""
 
-    def __init__(self, path: Path, share: float) -> None:
+    def __init__(self, path: Path, share: float, processes: Processes) -> None:
         self.file = JsonlFile(path)
-        self._share = share
+        self._share, self._processes = share, processes
         self._told: set[str] = set()
         self._counts: deque[tuple[int, int]] = deque()
 
     def append(self, epoch: Epoch) -> None:
-        """Write the examples."""
-        for record in failure_records(epoch):
+        """Write one example of each kind, of whichever process has the first; called by all of them."""
+        if epoch.valid.all():  # as every process knows
+            return
+        examples: dict[tuple[str, str], dict[str, Any]] = {}
+        for record in self._processes.gather(failure_records(epoch)):
+            examples.setdefault((record["constraint"], record["kind"]), record)
+        for record in examples.values() if self._processes.is_main else ():
             self.file.append(record)
 
     def too_many(self, epoch: Epoch) -> str | None:
@@ -66,9 +72,12 @@ class FailureLog:
 
     def tell_all(self, metrics: Path, notify: Callable[[str], None]) -> None:
         """Say how many checks failed in the whole run, if any did."""
-        text = summary(read_jsonl(metrics)) if metrics.exists() else ""
+        records = list(read_jsonl(metrics)) if metrics.exists() else []
+        text = summary(records)
         if text:
-            notify(f"in all, {text}; examples of failures are in {str(self.file.path)!r}")
+            failed = any(record.get("checks_failed") for record in records)
+            where = f"; examples of failures are in {str(self.file.path)!r}" if failed else ""
+            notify(f"in all, {text}{where}")
 
 
 def summary(records: Any) -> str:

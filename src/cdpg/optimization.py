@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -89,8 +89,22 @@ class Updater:
     config: CDPGConfig
     processes: Processes
 
-    def update(self, epoch: Epoch) -> StepSummary:
+    def update(self, epoch: Epoch, rescue: Callable[[], None] = lambda: None) -> StepSummary:
         """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
+
+        If it comes to grief before the first step, ``rescue`` is called, everything being as it was before the epoch.
+        """
+        before, taken = self.objective.state(), list[tuple[float, float]]()
+        try:
+            return self._steps(epoch, taken)
+        except Exception:
+            if not taken:
+                self.objective.load_state(before)
+                rescue()
+            raise
+
+    def _steps(self, epoch: Epoch, taken: list[tuple[float, float]]) -> StepSummary:
+        """Take them; ``taken`` has loss and gradient norm of each, from before it is begun.
 
         The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
         """
@@ -101,26 +115,27 @@ class Updater:
         samples = epoch.b.numel()
         batch_size = self.config.batch_size or samples
         divisor = credit.units * batch_size / samples
-        losses, norms, skipped, refused = [], [], 0, list[RefusedStep]()
+        skipped, refused = 0, list[RefusedStep]()
         for batch in self._batches(epoch, batch_size):
             if not credit.active[batch].any():
                 skipped += 1
                 continue
             with self._memory():
                 loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
-            taken = self._safe(loss, norm)
-            if taken and self._step():
-                losses.append(loss)
-                norms.append(norm)
-                continue
-            refused.append(RefusedStep(batch, loss, norm, credit.weights, weights_finite=not taken))
-            if taken:
+            safe = self._safe(loss, norm)
+            if safe:
+                taken.append((loss, norm))
+                if self._step():
+                    continue
+                taken.pop()
+            refused.append(RefusedStep(batch, loss, norm, credit.weights, weights_finite=not safe))
+            if safe:
                 break  # and it has left parameters that are beyond repair
-        steps = len(losses)
+        losses, norms = zip(*taken, strict=True) if taken else ((), ())
         return StepSummary(
-            loss=sum(losses) / steps if steps else None,
-            grad_norm=sum(norms) / steps if steps else None,
-            steps=steps,
+            loss=sum(losses) / len(taken) if taken else None,
+            grad_norm=sum(norms) / len(taken) if taken else None,
+            steps=len(taken),
             skipped=skipped,
             refused=tuple(refused),
         )

@@ -26,7 +26,9 @@ from cdpg.heldout import TUNED, Examination, HeldOut, refuse_stopped_beams
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
 from cdpg.models.base import LanguageModel
+from cdpg.models.generation import generation_notices
 from cdpg.models.loading import load_policy_and_base
+from cdpg.models.transformer import inner_model
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
@@ -79,7 +81,8 @@ class CDPGTrainer:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
-        self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
+        limits = Limits.of(self.args, processes_here())
+        self.judge = Judge(constraints, limits)  # first: it may have to fork
         tell = self.judge.notices.append
         self.contexts = load_contexts(train_dataset, notify=tell)
         self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset, notify=tell)
@@ -101,20 +104,16 @@ class CDPGTrainer:
             self.policy, self.objective, self.optimizer, self._parameters, self.args, self.processes
         )
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
-        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, parts)
+        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
         self.folder = RunFolder(self.args.output_dir)
-        self._failures = FailureLog(self.folder.failures, self.args.check_failures)
-        self._logs = {
-            "metrics": JsonlFile(self.folder.metrics),
-            "samples": JsonlFile(self.folder.samples),
-            "evaluations": JsonlFile(self.folder.evaluations),
-            "failures": self._failures.file,
-        }
+        self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
+        logs = ("metrics", "samples", "evaluations", "failures")
+        self._logs = {name: JsonlFile(getattr(self.folder, name)) for name in logs}
         self._origin = self._where_from(model, stop, command)
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
-            Reader(Limits.of(self.args, self.processes.count)), stop,
+            Reader(limits), stop,
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
@@ -140,7 +139,7 @@ class CDPGTrainer:
         ):
             done = self._begin(resume_from_checkpoint, progress, stop)
             self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
-            self._callbacks.call("on_train_begin")
+            self._callbacks.begin(done)
             self._tell_checks({}, progress)
             nonfinite_epochs = 0
             for number in range(done + 1, self.args.epochs + 1):
@@ -237,11 +236,10 @@ class CDPGTrainer:
         problem = self._failures.too_many(epoch)
         if problem is not None:
             self._rescue(number - 1, tell)
-            if self.processes.is_main:
-                self._failures.append(epoch)
+            self._failures.append(epoch)
             self.processes.wait()  # or a launcher ends the main process while it writes
             raise RunError(problem)
-        summary = self._updater.update(epoch)
+        summary = self._updater.update(epoch, lambda: self._rescue(number - 1, tell))
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
             keep_refused(self.folder.nonfinite, epoch, summary)
@@ -257,7 +255,7 @@ class CDPGTrainer:
             self._logs["metrics"].append(record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
                 self._logs["samples"].append(sample)
-            self._failures.append(epoch)
+        self._failures.append(epoch)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
@@ -276,7 +274,7 @@ class CDPGTrainer:
         )
 
     def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
-        """Save what was done, when the next epoch came to grief before it changed anything."""
+        """Save what was done, when what came next has come to grief before it changed anything."""
         if done and self.processes.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # what is told is the trouble itself
                 self._write_checkpoint(done)
@@ -308,13 +306,16 @@ class CDPGTrainer:
             record = self._examination.along(number, lambda text: self._heed(stop, text))
         except Interrupted:
             return
+        except Exception:
+            self._rescue(number, progress.note)
+            raise
         if self.processes.is_main:
             self._logs["evaluations"].append(record)
         means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
         if self.args.report_to:
             numbers = {name: value for name, value in means.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
-        self._callbacks.call("on_evaluate", metrics=means)
+        self._callbacks.evaluated(means)
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
@@ -341,6 +342,8 @@ class CDPGTrainer:
                 files.discard(self.folder.model)
                 files.discard(self.folder.evaluation)
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
+        for notice in generation_notices(inner_model(self.model)):
+            progress.note(notice)
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()

@@ -55,9 +55,9 @@ def spoil_losses(monkeypatch: pytest.MonkeyPatch, by_epoch: dict[int, float], tr
     current: list[int] = [0]
     update = type(trainer._updater).update
 
-    def updating(self: Any, epoch: Any) -> Any:
+    def updating(self: Any, epoch: Any, *rest: Any) -> Any:
         current[0] = epoch.number
-        return update(self, epoch)
+        return update(self, epoch, *rest)
 
     monkeypatch.setattr(type(trainer._updater), "update", updating)
     for credit in (WeightedCredit, PPOCredit):

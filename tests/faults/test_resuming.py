@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import tiny
 from cdpg import CDPGConfig, CDPGTrainer, provenance
 from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.heldout import Examination
+from cdpg.optimization import Updater
 from cdpg.runlog import read_jsonl
 from enumeration import contexts_of, tabular
 
@@ -168,9 +170,68 @@ def test_trouble_with_an_epochs_samples_costs_none_of_those_before(run: Path, tm
         trouble_in(make(tmp_path / "other", save_every=100), 4).train()
     assert [path.name for path in (tmp_path / "other" / "checkpoints").iterdir()] == ["epoch-000003"]
     make(tmp_path / "other", save_every=100).train(resume_from_checkpoint=True)
-    ends = [folder / "checkpoints" / "epoch-000004" / "weights.safetensors" for folder in (run, tmp_path / "other")]
-    assert ends[0].read_bytes() == ends[1].read_bytes()
-    assert epochs(tmp_path / "other") == epochs(run)
+    assert_same_end(run, tmp_path / "other")
+
+
+def test_trouble_with_an_evaluation_costs_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"held_out": CONTEXTS, "evaluate_every": 3, "save_every": 100, "evaluate_at_end": False}
+    make(tmp_path / "whole", **options).train()
+    along = Examination.along
+
+    def troubled(self: Examination, epoch: int, tell: Any) -> Any:
+        if epoch == 3:
+            raise Trouble
+        return along(self, epoch, tell)
+
+    monkeypatch.setattr(Examination, "along", troubled)
+    with pytest.raises(Trouble):
+        make(tmp_path / "cut", **options).train()
+    assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["epoch-000003"]
+    monkeypatch.undo()
+    make(tmp_path / "cut", **options).train(resume_from_checkpoint=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "cut")
+    lines = [list(read_jsonl(tmp_path / name / "evaluations.jsonl")) for name in ("whole", "cut")]
+    assert [line["epoch"] for line in lines[0]] == [0, 3, 4]
+    assert [line["metrics"] for line in lines[0]] == [line["metrics"] for line in lines[1]]
+
+
+def assert_same_end(*folders: Path) -> None:
+    """Weights, moments, the objective's state and all epochs."""
+    ends = [folder / "checkpoints" / "epoch-000004" for folder in folders]
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        assert len({(end / name).read_bytes() for end in ends}) == 1
+    states = [json.loads((end / "state.json").read_bytes())["objective"] for end in ends]
+    assert states == states[:1] * len(ends)
+    assert [epochs(folder) for folder in folders] == [[1, 2, 3, 4]] * len(folders)
+    assert len({(folder / "samples.jsonl").read_bytes() for folder in folders}) == 1
+
+
+@pytest.mark.parametrize("method", ["cdpg", "dpg", "ziegler"])
+@pytest.mark.parametrize("gradients", [0, 1])
+def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, gradients: int
+) -> None:
+    """The objective's state, which has gone on by then, is saved as it was before the epoch."""
+    options: dict[str, Any] = {"method": method, "save_every": 100, "batch_size": 12}
+    make(tmp_path / "whole", **options).train()
+    gradient, done = Updater._gradient, []
+
+    def troubled(self: Updater, credit: Any, epoch: Any, *rest: Any) -> Any:
+        if epoch.number == 3:
+            done.append(epoch.number)
+            if len(done) > gradients:
+                raise MemoryError
+        return gradient(self, credit, epoch, *rest)
+
+    monkeypatch.setattr(Updater, "_gradient", troubled)
+    with pytest.raises(RunError, match="out of memory while computing the gradient"):
+        make(tmp_path / "cut", **options).train()
+    saved = [path.name for path in tmp_path.glob("cut/checkpoints/*")]
+    assert saved == ([] if gradients else ["epoch-000002"])
+    monkeypatch.undo()
+    if saved:
+        make(tmp_path / "cut", **options).train(resume_from_checkpoint=True)
+        assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_run_that_goes_on_has_no_model_until_its_new_end(tmp_path: Path) -> None:

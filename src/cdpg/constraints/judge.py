@@ -56,10 +56,10 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Pending:
-    """Samples that are being judged: for each constraint the number of its batch, or what came of it already."""
+    """Samples that are being judged: for each constraint where its batch is and its number, or what came of it."""
 
     count: int
-    outcomes: list[int | Outcomes]
+    outcomes: list[tuple[Pool, int] | Outcomes]
 
 
 class Judge:
@@ -110,11 +110,11 @@ class Judge:
         if not texts:
             return Pending(0, [])
         arguments = _arguments(contexts, texts, token_ids)
-        outcomes: list[int | Outcomes] = []
+        outcomes: list[tuple[Pool, int] | Outcomes] = []
         for place, (constraint, accepted) in enumerate(zip(self.constraints, self._accepted, strict=True)):
             wanted = arguments if accepted is None else {key: arguments[key] for key in accepted if key in arguments}
             pool = self._ready_pool(place, wanted)
-            outcomes.append(_call(constraint, wanted) if pool is None else pool.submit(constraint, wanted))
+            outcomes.append(_call(constraint, wanted) if pool is None else (pool, pool.submit(constraint, wanted)))
         return Pending(len(texts), outcomes)
 
     def collect(self, pending: Pending) -> Verdicts:
@@ -122,7 +122,7 @@ class Judge:
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
         for place, outcome in enumerate(pending.outcomes):
             name, at_fault = name_of(self.constraints[place]), traits_of(self.constraints[place]).text_at_fault
-            found = self._pool(place).collect(outcome) if isinstance(outcome, int) else outcome
+            found = outcome if isinstance(outcome, Outcomes) else outcome[0].collect(outcome[1])
             exhausted += found.exhausted
             for sample, value in enumerate(found.values):
                 verdict = as_verdict(value) if sample not in found.failures else found.failures[sample]
@@ -158,11 +158,6 @@ class Judge:
             if pool is None:
                 self._tell_in_process(constraint, "it cannot be imported by name")
         return places
-
-    def _pool(self, place: int) -> Pool:
-        pool = self._pools[place]
-        assert pool is not None
-        return pool
 
     def _ready_pool(self, place: int, arguments: Mapping[str, Sequence[Any]]) -> Pool | None:
         """The pool of a constraint; None, for good, if the constraint or its columns cannot be had elsewhere."""

@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from cdpg.constraints.texts import as_text
 from cdpg.errors import UserError
 from cdpg.workers.functions import note_exhaustion, text_check
 
@@ -95,27 +96,27 @@ def function_source(signature: str, body: str) -> str:
 
 @text_check(columns=("signature",))
 def compiles(
-    prompts: Sequence[str], completions: Sequence[str], *, signature: Sequence[str] | None = None, **kwargs: Any
+    prompts: Sequence[Any], completions: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[bool]:
     """b = 1 where ``codeop.compile_command(signature + body, symbol="exec")`` returns a code object.
 
     Where prompts hold more than the signature, the column ``signature`` says what the function starts with.
     """
-    sources = _sources(prompts, completions, signature)
+    sources = _sources(_starts(prompts, signature), completions)
     return [outcome == OK for outcome in _guarded(lambda: [_compile_outcome(source) for source in sources])]
 
 
 @text_check(prepare=lambda: _pycodestyle(), columns=("signature",))
 def pep8_clean(
-    prompts: Sequence[str], completions: Sequence[str], *, signature: Sequence[str] | None = None, **kwargs: Any
+    prompts: Sequence[Any], completions: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[bool]:
     """b = 1 where the body has a statement and pycodestyle, with its own defaults, finds no violation.
 
     Where prompts hold more than the signature, the column ``signature`` says what the function starts with.
     """
-    signatures = prompts if signature is None else signature
-    sources = _sources(prompts, completions, signature)
-    bodies = [source[len(start.rstrip(_BLANK)) :] for start, source in zip(signatures, sources, strict=True)]
+    starts = _starts(prompts, signature)
+    sources = _sources(starts, completions)
+    bodies = [source[len(start.rstrip(_BLANK)) :] for start, source in zip(starts, sources, strict=True)]
     codes = pep8_codes_of(sources)
     return [has_statement(body) and found == [] for body, found in zip(bodies, codes, strict=True)]
 
@@ -179,9 +180,14 @@ def ast_nodes_of(sources: Sequence[str]) -> list[int | None]:
     return _guarded(lambda: [_ast_nodes(source) for source in sources])
 
 
-def _sources(prompts: Sequence[str], completions: Sequence[str], signature: Sequence[str] | None) -> list[str]:
-    starts = prompts if signature is None else signature
-    return [function_source(start, body) for start, body in zip(starts, completions, strict=True)]
+def _starts(prompts: Sequence[Any], signature: Sequence[Any] | None) -> list[str]:
+    """What each function starts with: its entry in the column ``signature``, else its prompt."""
+    given = [None] * len(prompts) if signature is None else signature
+    return [as_text(prompt if start is None else start) for start, prompt in zip(given, prompts, strict=True)]
+
+
+def _sources(starts: Sequence[str], completions: Sequence[Any]) -> list[str]:
+    return [function_source(start, as_text(body)) for start, body in zip(starts, completions, strict=True)]
 
 
 def _compile_outcome(source: str) -> str:

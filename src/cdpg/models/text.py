@@ -88,9 +88,12 @@ class Codec:
     def _fit(self, ids: list[int], room: int | None) -> Prompt:
         if room is None or len(ids) <= room or self.long_contexts == "refuse":
             return tuple(ids)
-        if not self.seq2seq:
-            return tuple(ids[-room:])  # what the completion follows is at the end
-        end = ids[-1:] if ids[-1] in self.end_ids else []  # an encoder expects its end token
+        if not self.seq2seq:  # what the completion follows is at the end; a decoder expects its start token
+            start = ids[:1] if ids[0] == self.tokenizer.bos_token_id and room > 1 else []
+            return tuple(start + ids[len(start) - room :])
+        special = {*self.end_ids, *self.tokenizer.all_special_ids}  # an encoder expects what ends its texts
+        plain = next((place for place in range(len(ids), 0, -1) if ids[place - 1] not in special), 0)
+        end = ids[max(plain, len(ids) - room) :]
         return tuple(ids[: room - len(end)] + end)
 
     def _ids(self, context: Context) -> list[int]:

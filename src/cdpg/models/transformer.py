@@ -25,6 +25,7 @@ from cdpg.errors import UserError
 from cdpg.models.attention import SharedAttention
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
 from cdpg.models.cache import RowLayer, Shared, select_rows, take
+from cdpg.models.generation import saveable_generation
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.linear import packed_weights
 from cdpg.models.text import Codec
@@ -149,7 +150,8 @@ class TransformerModel(LanguageModel):
         if hasattr(module, "merge_and_unload"):
             module.save_pretrained(path / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
-        module.save_pretrained(path)
+        with saveable_generation(inner_model(module)):
+            module.save_pretrained(path)
         self.codec.tokenizer.save_pretrained(path)
 
     def frozen_copy(self, original: nn.Module | None = None) -> TransformerModel:
