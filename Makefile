@@ -11,11 +11,12 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := demo
 
 # The compilability experiment with what the package carries, from base to report. A comparison has to fit four runs of
-# the preset; here there is time for more epochs, each a smaller step, which come nearer to the ideal model.
+# the preset; here there is time for more epochs, more samples of each context, and a closer look at the end.
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/cdpg run code-compilability --output-dir runs/demo --epochs 34 --set decay_epochs=22 \
-	  --set learning_rate=9e-5 --set evaluate_every=12
+	$(BIN)/cdpg run code-compilability --output-dir runs/demo --epochs 32 --set decay_epochs=21 \
+	  --set contexts_per_epoch=36 --set num_generations=14 --set learning_rate=1.05e-4 \
+	  --set evaluate_every=12 --set evaluation_samples=16
 
 test: lint types unit
 
