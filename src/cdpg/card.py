@@ -18,7 +18,7 @@ from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.progress import plain_text
-from cdpg.runlog import RunFolder, costs, read_json, write_json
+from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json
 
 FILE = "README.md"
 _HUB_ID = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"
@@ -52,7 +52,7 @@ def write_card(model: Path, run: RunFolder) -> None:
         evaluation = read_json(run.evaluation) if run.evaluation.is_file() else {}
     except UserError:
         return  # someone has changed the files by hand: no reason to lose the model that was to be described
-    if _mapping(_mapping(_mapping(evaluation).get("costs")).get("tuned")).get("epochs") != spent["epochs"]:
+    if mapping(mapping(mapping(evaluation).get("costs")).get("tuned")).get("epochs") != spent["epochs"]:
         evaluation = {}  # of the model as it was before the run was continued
     kind = read_json(model / "config.json") if (model / "config.json").is_file() else None
     text = card(settings, evaluation, spent, kind)
@@ -66,7 +66,7 @@ def card(
     settings: Mapping[str, Any], evaluation: Mapping[str, Any], spent: Mapping[str, float], kind: Any = None
 ) -> str:
     """The card, from ``config.yaml``, ``evaluation.json`` or nothing, the run's costs, the model's ``config.json``."""
-    origin = _mapping(settings.get("origin"))
+    origin = mapping(settings.get("origin"))
     base = str(origin.get("model") or settings.get("model") or "unknown")
     parts = [
         _front_matter(base, settings, kind),
@@ -89,7 +89,7 @@ def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
         "library_name": "cdpg" if kind is None else "transformers",
         "tags": list(dict.fromkeys(plain_text(str(tag), limit=60) for tag in tags if tag)),
     }
-    if kind is not None and not _mapping(kind).get("is_encoder_decoder"):
+    if kind is not None and not mapping(kind).get("is_encoder_decoder"):
         facts["pipeline_tag"] = "text-generation"
     return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=False)}---"
 
@@ -104,8 +104,8 @@ def hub_name(model: str) -> str:
 
 def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float]) -> str:
     method = str(settings.get("method", "cdpg"))
-    origin = _mapping(settings.get("origin"))
-    contexts = _mapping(origin.get("contexts")).get("count")
+    origin = mapping(settings.get("origin"))
+    contexts = mapping(origin.get("contexts")).get("count")
     rows = [
         ("base", _code(base)),
         ("constraint", _constraints(settings)),
@@ -126,7 +126,7 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
 
 
 def _figures(evaluation: Mapping[str, Any]) -> str:
-    base, tuned = _mapping(evaluation.get("base")), _mapping(evaluation.get("tuned"))
+    base, tuned = mapping(evaluation.get("base")), mapping(evaluation.get("tuned"))
     if not tuned:
         return "## Figures\n\nThe model has not been evaluated on held-out contexts."
     names = [name for name in METRICS if name in tuned] + [name for name in tuned if name not in METRICS]
@@ -150,7 +150,7 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
 
 
 def _interval(metric: str, value: Any) -> str:
-    figures = _mapping(value)
+    figures = mapping(value)
     numbers = [figures.get(key) for key in ("mean", "low", "high")]
     if not all(isinstance(number, (int, float)) for number in numbers):
         return "–"
@@ -162,7 +162,7 @@ def _interval(metric: str, value: Any) -> str:
 def _use(kind: Any, settings: Mapping[str, Any]) -> str:
     if kind is None:
         return ""
-    auto = "AutoModelForSeq2SeqLM" if _mapping(kind).get("is_encoder_decoder") else "AutoModelForCausalLM"
+    auto = "AutoModelForSeq2SeqLM" if mapping(kind).get("is_encoder_decoder") else "AutoModelForCausalLM"
     length = settings.get("max_completion_length")
     limit = length if isinstance(length, int) else 128
     return (
@@ -178,7 +178,7 @@ def _use(kind: Any, settings: Mapping[str, Any]) -> str:
 
 
 def _repetition(origin: Mapping[str, Any]) -> str:
-    known = _mapping(origin.get("versions")).items()
+    known = mapping(origin.get("versions")).items()
     versions = ", ".join(f"{_code(name)} {_code(version)}" for name, version in known)
     lines = ["## How it was made"]
     if origin.get("command"):
@@ -200,7 +200,7 @@ def _limits(evaluated: bool) -> str:
 
 
 def _constraints(settings: Mapping[str, Any]) -> str:
-    given = settings.get("constraint") or _mapping(settings.get("origin")).get("constraints") or []
+    given = settings.get("constraint") or mapping(settings.get("origin")).get("constraints") or []
     names = [given] if isinstance(given, str) else list(given)
     return " and ".join(_code(name) for name in names) or "a constraint"
 
@@ -227,7 +227,3 @@ def _block(text: str) -> str:
 
 def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "some"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

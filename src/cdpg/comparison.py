@@ -24,9 +24,8 @@ from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 from cdpg.parallel import processes_in_all
 from cdpg.provenance import heed, how_to_resume, versions
-from cdpg.report.values import mapping
 from cdpg.rows import unheard
-from cdpg.runlog import RunFolder, costs, read_json, write_json, write_yaml
+from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json, write_yaml
 from cdpg.signals import GentleStop
 from cdpg.trainer import CDPGTrainer
 

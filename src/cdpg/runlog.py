@@ -266,6 +266,16 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{str(path)!r} is not valid JSON: {error}") from error
 
 
+def mapping(value: Any) -> dict[str, Any]:
+    """Of what was read, a mapping with text for keys; empty for anything else."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """Of what was read, a list; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def costs(folder: RunFolder) -> dict[str, float]:
     """What a run has cost so far: epochs, samples, tokens, seconds, added up over its metrics."""
     records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []

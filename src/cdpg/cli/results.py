@@ -21,9 +21,8 @@ from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.job import Inputs, Job, gather, prompting, without_task
-from cdpg.report.values import mapping, sequence
 from cdpg.rows import Notify
-from cdpg.runlog import RunFolder, read_json, read_jsonl
+from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
 from cdpg.tables import print_models
 from cdpg.tasks import TASKS
 

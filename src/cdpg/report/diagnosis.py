@@ -14,7 +14,8 @@ from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Run
 from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.values import Interval, count, interval, mapping, mean, number
+from cdpg.report.values import Interval, count, interval, mean, number
+from cdpg.runlog import mapping
 
 END_SHARE = 0.1
 """What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""

@@ -27,7 +27,8 @@ from cdpg.report.series import (
 )
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import BASE, METHODS, STAGES, Style
-from cdpg.report.values import count, distinct, mapping, mean, sequence, short
+from cdpg.report.values import count, distinct, mean, short
+from cdpg.runlog import mapping, sequence
 
 MOST_NAMES = 12
 """Bars of a counter: the most frequent names."""

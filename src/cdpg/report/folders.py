@@ -12,7 +12,8 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.report.values import mapping, number, short
+from cdpg.report.values import number, short
+from cdpg.runlog import mapping
 
 _OF_A_RUN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluation.json", "samples.jsonl")
 _COMPARISON = "comparison.json"

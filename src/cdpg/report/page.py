@@ -27,7 +27,8 @@ from cdpg.report.samples import samples_of
 from cdpg.report.study import BASE_NAME, Group, Study
 from cdpg.report.style import dark_twins
 from cdpg.report.tables import duration, tables_of, written
-from cdpg.report.values import count, distinct, mapping, mean, number, short, text, visible
+from cdpg.report.values import count, distinct, mean, number, short, text, visible
+from cdpg.runlog import mapping
 
 _SECTIONS = {
     "training": (

@@ -11,7 +11,8 @@ from markupsafe import Markup
 from cdpg.report.folders import Record
 from cdpg.report.highlight import prose, python
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.values import count, is_chat, mapping, number, sequence, short, text
+from cdpg.report.values import count, is_chat, number, short, text
+from cdpg.runlog import mapping, sequence
 
 MOST_CONTEXTS = 8
 MOST_OUTPUTS = 2

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Record, Run
 from cdpg.report.study import Group, Study
-from cdpg.report.values import Interval, count, interval, mapping, mean, number
+from cdpg.report.values import Interval, count, interval, mean, number
+from cdpg.runlog import mapping
 
 BINS = 40
 """Epochs are drawn in at most this many bins, so that a long run is as light as a short one."""

@@ -12,7 +12,8 @@ from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.style import BASE, METHODS, OTHERS, Style
-from cdpg.report.values import Interval, distinct, interval, mapping, number, numbered, sequence, short, text
+from cdpg.report.values import Interval, distinct, interval, number, numbered, short, text
+from cdpg.runlog import mapping, sequence
 
 BASE_NAME = "base"
 _PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}

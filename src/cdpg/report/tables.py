@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from cdpg.evaluation.catalogue import METRICS, Metric
 from cdpg.report.figures import axis_label, describe
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.values import Interval, count, interval, mapping, number, sequence, short, visible
+from cdpg.report.values import Interval, count, interval, number, short, visible
+from cdpg.runlog import mapping, sequence
 
 _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "requirement": (

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdpg.runlog import mapping, sequence
+
 LARGEST = 1e18
 """Beyond this a number is taken for damage: drawing it would overflow."""
 _STEERING = re.compile(
@@ -63,16 +65,6 @@ def interval(value: Any) -> Interval | None:
     if low is None or high is None or low > high:
         return Interval(mean)
     return Interval(mean, low, high)
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """A mapping with text for keys; empty for anything else."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
-
-
-def sequence(value: Any) -> list[Any]:
-    """A list; empty for anything else."""
-    return value if isinstance(value, list) else []
 
 
 def is_chat(value: Any) -> bool:
