@@ -29,11 +29,11 @@ _ENCODING_MARKS = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
-_SEPARATORS = (
-    (";", "semicolons", "save it with commas, as .csv"),
-    ("\t", "tabs", "end its name in .tsv"),
-    (",", "commas", "end its name in .csv"),
-)
+_SEPARATORS = {
+    ";": ("semicolons", "save it with commas, as .csv"),
+    "\t": ("tabs", "end its name in .tsv"),
+    ",": ("commas", "end its name in .csv"),
+}
 """What separates columns, its name, and what to do if a file was expected to have another."""
 _LARGEST_FIELD = 2**31 - 1  # the largest that the csv module takes on every platform
 
@@ -174,11 +174,11 @@ def _refuse_other_separator(path: Path, text: str, delimiter: str, text_column: 
     header = next(io.StringIO(text.lstrip("\r\n"), newline=None), "").strip("\n")
     if delimiter in header or header.strip('"') == text_column:
         return
-    for other, called, remedy in _SEPARATORS:
+    for other, (called, remedy) in _SEPARATORS.items():
         if other in header:
             raise UserError(
                 f"{str(path)!r} has one column, {header!r}, and seems to be separated by {called}, where "
-                f"{'tabs' if delimiter == chr(9) else 'commas'} were expected: {remedy}"
+                f"{_SEPARATORS[delimiter][0]} were expected: {remedy}"
             )
 
 

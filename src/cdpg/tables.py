@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.catalogue import METRICS, POOLED
 from cdpg.progress import safe_text
 
-_FIRST = ("satisfaction", "satisfaction_beam", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base")
+_FIRST = ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base")
 
 
 def print_models(

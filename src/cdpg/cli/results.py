@@ -21,6 +21,7 @@ from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.job import Inputs, Job, gather, prompting, without_task
+from cdpg.report.values import is_chat
 from cdpg.rows import Notify
 from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
 from cdpg.tables import print_models
@@ -275,7 +276,7 @@ def _has_chats(run: RunFolder) -> bool:
     """Whether the prompts of a run were chats, by the samples that it has kept, or the examples of its evaluation."""
     kept: list[Any] = list(itertools.islice(read_jsonl(run.samples), 1)) if run.samples.is_file() else []
     kept += sequence(mapping(read_json(run.evaluation)).get("examples")) if run.evaluation.is_file() else []
-    return bool(kept) and isinstance(mapping(kept[0]).get("prompt"), list)
+    return bool(kept) and is_chat(mapping(kept[0]).get("prompt"))
 
 
 def model_of(name: str) -> tuple[str, dict[str, Any]]:

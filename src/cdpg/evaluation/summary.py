@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
+from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.divergence import kl_target_policy_pooled
 from cdpg.evaluation.outcome import (
     Outcome,
@@ -64,7 +65,7 @@ class Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         for name, values in _pooled(outcomes, scores).items():
-            statistics[name]["kl_target_policy_pooled"] = mean_statistic(values)
+            statistics[name][POOLED] = mean_statistic(values)
         return cls(outcomes, statistics, config.seed, config.check_failures, about)
 
     def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:

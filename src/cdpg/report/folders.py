@@ -12,7 +12,7 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.report.values import number, short
+from cdpg.report.values import number, short, without
 from cdpg.runlog import mapping
 
 _OF_A_RUN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluation.json", "samples.jsonl")
@@ -112,7 +112,7 @@ def _without_pool_of_one(record: Record) -> Record:
     """The base's own evaluation without its pooled KL: of one model's samples it is not what later ones measure."""
     if number(record.get("epoch")) != 0:
         return record
-    return {**record, "metrics": {k: v for k, v in mapping(record.get("metrics")).items() if k != POOLED}}
+    return {**record, "metrics": without(record.get("metrics"), POOLED)}
 
 
 def _in_order(records: dict[float | None, Record]) -> tuple[Record, ...]:

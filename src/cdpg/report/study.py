@@ -12,7 +12,7 @@ from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.style import BASE, METHODS, OTHERS, Style
-from cdpg.report.values import Interval, distinct, interval, number, numbered, short, text
+from cdpg.report.values import Interval, distinct, interval, number, numbered, short, text, without
 from cdpg.runlog import mapping, sequence
 
 BASE_NAME = "base"
@@ -189,16 +189,12 @@ def _side_by_side(groups: Sequence[Group], notes: list[str]) -> Record:
         )
     if len(pools - {None}) > 1:  # of one pool the base has one value
         for key in ("models", "changes"):
-            whole[key] = {model: _without(POOLED, part) for model, part in whole[key].items()}
+            whole[key] = {model: without(part, POOLED) for model, part in whole[key].items()}
         notes.append(
             "the pooled KL(p, π) is left out of tables: each of these runs has it from a pool of its own, of samples "
             "of the base and itself; cdpg compare evaluates runs with one pool for all"
         )
     return whole if whole["models"] else {}
-
-
-def _without(name: str, part: object) -> Record:
-    return {key: value for key, value in mapping(part).items() if key != name}
 
 
 def _add_examples(examples: list[Record], more: Iterable[object], name: str) -> None:

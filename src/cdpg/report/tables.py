@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdpg.evaluation.catalogue import METRICS, Metric
+from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.report.figures import axis_label, describe
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.values import Interval, count, interval, number, short, visible
@@ -22,7 +22,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "satisfaction",
             "satisfaction_beam",
-            "kl_target_policy_pooled",
+            POOLED,
             "kl_target_policy",
             "kl_policy_base",
             "compilability",

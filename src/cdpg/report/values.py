@@ -67,6 +67,11 @@ def interval(value: Any) -> Interval | None:
     return Interval(mean, low, high)
 
 
+def without(value: Any, name: str) -> dict[str, Any]:
+    """A mapping but for one key; empty for anything else."""
+    return {key: item for key, item in mapping(value).items() if key != name}
+
+
 def is_chat(value: Any) -> bool:
     """Whether these are messages, each with a role and a content."""
     messages, keys = sequence(value), ("role", "content")
