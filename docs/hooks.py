@@ -6,14 +6,12 @@ Links to source files become links to the reference.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
+from cdpg.cli.settings import field_docstrings
 from cdpg.config import FIELDS, CDPGConfig
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.job import Job
@@ -21,17 +19,6 @@ from cdpg.tasks import TASKS
 
 _MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")
 _SOURCE = re.compile(r"\]\((?:\.\./)+src/(cdpg/[\w/]+)\.py\)")
-
-
-def field_docstrings(kind: type) -> dict[str, str]:
-    """The text below each field of a dataclass, on one line."""
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, text in itertools.pairwise(definition.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
-    return found
 
 
 def settings_table() -> str:

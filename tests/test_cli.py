@@ -264,7 +264,7 @@ def test_a_sample_of_a_run_on_chats_is_conditioned_on_a_chat(tmp_path: Path, mon
     assert prompt() == "({'role': 'user', 'content': 'two dogs'},)"
 
 
-COMMANDS = ("check", "run", "compare", "evaluate", "tasks", "report", "sample", "push")
+COMMANDS = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

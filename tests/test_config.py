@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Seq2SeqTrainingArguments
+from typer.testing import CliRunner
 
+from cdpg import CDPGTrainer
+from cdpg.cli import app
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.errors import UserError
+from cdpg.foreign_names import _ANSWERS, _FAMILIES, answer, unknown_setting
 from cdpg.job import Job, gather
 
 
@@ -124,7 +131,7 @@ def test_unknown_settings_are_answered_with_the_nearest_all_at_once() -> None:
 
 def test_the_signature_names_every_setting() -> None:
     assert list(inspect.signature(CDPGConfig).parameters) == list(FIELDS)
-    with pytest.raises(UserError, match="unknown setting 'epoch'; did you mean 'epochs'"):
+    with pytest.raises(UserError, match="unknown setting 'epoch': did you mean 'epochs'"):
         CDPGConfig().replace(epoch=3)
 
 
@@ -140,6 +147,76 @@ def test_hugging_face_names_are_answered_with_the_setting_meant(name: str, meant
     assert meant in FIELDS
     with pytest.raises(UserError, match=f"unknown setting '{name}': use {meant}"):
         CDPGConfig.from_mapping({name: 1})
+
+
+OF_TRL = """
+    model_init_kwargs router_aux_loss_coef disable_dropout cast_lm_head_to_fp32 num_generations_eval
+    ds3_gather_for_generation shuffle_dataset pad_to_multiple_of generation_batch_size steps_per_generation temperature
+    top_p top_k min_p generation_kwargs chat_template_kwargs repetition_penalty cache_implementation use_vllm vllm_mode
+    vllm_server_base_url vllm_gpu_memory_utilization vllm_importance_sampling_correction beta num_iterations epsilon
+    delta epsilon_high sapo_temperature_neg vespo_k_pos importance_sampling_level reward_weights
+    multi_objective_aggregation scale_rewards loss_type mask_truncated_completions sync_ref_model ref_model_mixup_alpha
+    ref_model_sync_steps top_entropy_quantile entropy_coef use_adaptive_entropy entropy_target
+    max_tool_calling_iterations off_policy_mask_threshold use_bias_correction_kl log_completions log_multimodal
+    num_completions_to_print log_unique_prompts log_completions_hub_repo use_transformers_continuous_batching
+    transformers_continuous_batching_config use_transformers_paged max_prompt_length reward_funcs
+"""
+"""What GRPOConfig has beside the fields of TrainingArguments."""
+OWN = {*FIELDS, *(field.name for field in dataclasses.fields(Job))} - {"settings"}
+
+
+def test_every_name_of_transformers_and_trl_has_an_answer() -> None:
+    names = [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)]
+    assert len(names) > 100
+    for name in [*names, *OF_TRL.split()]:
+        if name not in FIELDS:
+            message = unknown_setting(name, OWN)
+            assert "did you mean" not in message, message
+            assert message == f"unknown setting {name!r}: {answer(name)}"
+
+
+def test_answers_name_what_there_is() -> None:
+    arguments = inspect.signature(CDPGTrainer).parameters
+    known = {
+        *OWN,
+        *arguments,
+        "from_pretrained",
+        "chat_template",
+        "push_to_hub",
+        "repo_id",
+        "set_float32_matmul_precision",
+    }
+    known |= {"resume_from_checkpoint", "WANDB_NAME", "REPO_ID"}
+    names = [name for group, _ in _ANSWERS for name in group.split()]
+    assert len(set(names)) == len(names), "a name has one answer"
+    assert not {*names, *_FAMILIES} & set(FIELDS), "a setting needs none"
+    for text in [*(text for _, text in _ANSWERS), *_FAMILIES.values()]:
+        assert set(re.findall(r"\w+_\w+", text)) <= known, text
+        assert "\n" not in text and not text.endswith("."), "one part of a sentence"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("logging_steps", "every epoch is logged"), ("gradient_checkpointing", "use tokens_per_pass"),
+        ("temperature", "samples are drawn at temperature 1"), ("weight_decay", "Adam without weight decay"),
+        ("eval_strategy", "use evaluate_every"), ("vllm_gpu_memory_utilization", "the tuned model samples"),
+        ("model", "pass the model to CDPGTrainer"), ("evaluate_evry", "did you mean 'evaluate_every'?"),
+        ("colour", "cdpg settings lists those that there are"),
+        ("checkpointing", "cdpg settings lists those that there are"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_answered_in_one_sentence(name: str, told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        CDPGConfig(**{name: 1})
+
+
+def test_the_command_lists_the_settings() -> None:
+    shown = CliRunner().invoke(app, ["settings"]).output
+    assert re.findall(r"^│ (\w+) ", shown, re.MULTILINE) == list(FIELDS)
+    some = CliRunner().invoke(app, ["settings", "keep_"]).output
+    assert re.findall(r"│ (keep_\w+) +│ (\S+) +│ How many of the latest", some) == [("keep_checkpoints", "2")]
+    assert isinstance(CliRunner().invoke(app, ["settings", "colour"]).exception, UserError)
 
 
 def test_settings_round_trip() -> None:

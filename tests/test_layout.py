@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 
 STAGES: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "foreign_names"),
     ("config", "files", "memory"),
     ("uniforms", "parallel", "rows", "signals", "forecast"),
     ("contexts",),
@@ -40,7 +40,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
 )
 """A stage imports only stages of earlier lines; those of one line know nothing of each other."""
 
-WITHOUT_TORCH = ("errors", "config", "workers", "runlog", "progress", "report")
+WITHOUT_TORCH = ("errors", "foreign_names", "config", "workers", "runlog", "progress", "report")
 HEAVY = {"torch", "transformers", "accelerate", "peft", "datasets", "spacy"}
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400

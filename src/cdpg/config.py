@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 import types
@@ -15,31 +14,10 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from cdpg.errors import UserError
+from cdpg.foreign_names import unknown_setting
 
 Method = Literal["cdpg", "dpg", "reinforce", "ziegler"]
 T = TypeVar("T")
-
-_ELSEWHERE = {
-    "num_train_epochs": "epochs (here an epoch is one round of sampling, not a pass over the data)",
-    "max_steps": "epochs (here an epoch is one round of sampling)",
-    "save_steps": "save_every (in epochs)",
-    "save_total_limit": "keep_checkpoints",
-    "eval_steps": "evaluate_every (in epochs)",
-    "warmup_steps": "warmup_epochs",
-    "warmup_ratio": "warmup_epochs",
-    "lr_scheduler_type": "warmup_epochs and decay_epochs",
-    "per_device_train_batch_size": "batch_size (samples per optimiser step, over all processes)",
-    "train_batch_size": "batch_size (samples per optimiser step, over all processes)",
-    "gradient_accumulation_steps": "tokens_per_pass (micro-batches are cut by tokens, the gradient is exact)",
-    "max_prompt_length": "long_contexts (refuse or cut; the limit is the model's own window)",
-    "bf16": "dtype: bfloat16",
-    "fp16": "dtype: bfloat16",
-    "beta": "ziegler_beta",
-    "max_new_tokens": "max_completion_length",
-    "max_length": "max_completion_length",
-}
-"""Names that Hugging Face users try, and the setting that is meant."""
-
 
 _LEAST_EPSILON = 1e-38
 """Without a guard Adam divides 0 by 0 for a parameter that had no gradient yet."""
@@ -211,15 +189,6 @@ class CDPGConfig:
 
 FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
 """Every setting with its type."""
-
-
-def unknown_setting(key: str, known: Iterable[str]) -> str:
-    """One sentence on a key that is no setting, with the one that was probably meant."""
-    if key in _ELSEWHERE:
-        return f"unknown setting {key!r}: use {_ELSEWHERE[key]}"
-    near = difflib.get_close_matches(key, list(known), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; the settings are {', '.join(sorted(known))}"
-    return f"unknown setting {key!r}{hint}"
 
 
 def no_text(key: str, value: Any, expected: str = "text") -> str:

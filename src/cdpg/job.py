@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml, unknown_setting
+from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
 from cdpg.contexts import DEFAULT_COLUMN, Context, groups, load_contexts, prompt_key, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.foreign_names import unknown_setting
 from cdpg.rows import Notify
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable

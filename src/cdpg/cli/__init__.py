@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cdpg.cli import checking, results, tuning
+from cdpg.cli import checking, results, settings, tuning
 from cdpg.cli.options import app
 from cdpg.errors import CDPGError
 from cdpg.progress import plain_text
 
-__all__ = ["app", "checking", "main", "results", "tuning"]
+__all__ = ["app", "checking", "main", "results", "settings", "tuning"]
 """The modules are imported for their commands."""
 
 

@@ -15,7 +15,7 @@ from cdpg.cli.completion import complete_method, complete_methods, complete_pres
 from cdpg.job import Job, gather
 from cdpg.tasks import TASKS, find_task
 
-_ORDER = ("tasks", "check", "run", "compare", "evaluate", "report", "sample", "push")
+_ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
 """Commands in the order in which one needs them."""
 
 

@@ -1,0 +1,212 @@
+"""Names of settings that users know from Transformers, TRL and other trainers, and what there is here instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_CLOSE = 0.8
+"""How alike a name must be to be offered: the library's default, 0.6, offers 'long_contexts' for 'logging_steps'."""
+
+_ADAM = "the optimiser is Adam without weight decay, as in the paper; adam_betas and adam_epsilon set it"
+_CACHE = "the tuned model samples with its own cache; rows_per_pass sets how many samples it draws side by side"
+_COMMAND = "it is for the command line and YAML files; in Python, "
+_HUB = "upload the model after the run, with cdpg push RUN REPO_ID or trainer.push_to_hub(repo_id)"
+_LAUNCH = "start the program with accelerate launch, which sets up the processes; each of them holds the whole model"
+_LOADER = "contexts are encoded once at the start, without a data loader; contexts_per_epoch are drawn in an epoch"
+_LOSS = "method chooses the loss: cdpg, dpg, reinforce or ziegler (PPO)"
+_MEMORY = "use tokens_per_pass (memory grows with the tokens differentiated at once, and hardly with batch_size)"
+_SAMPLING = (
+    "samples are drawn at temperature 1 from the whole vocabulary, because the weight of a sample is made of its "
+    "probabilities under the unchanged model and base"
+)
+
+_ANSWERS: tuple[tuple[str, str], ...] = (
+    # How long it learns, and how fast.
+    (
+        "num_train_epochs num_epochs n_epochs max_epochs",
+        "use epochs (here an epoch is one round of sampling, not a pass over the data)",
+    ),
+    ("max_steps total_episodes", "use epochs (here an epoch is one round of sampling)"),
+    ("lr", "use learning_rate"),
+    ("warmup_steps warmup_ratio num_warmup_steps", "use warmup_epochs"),
+    ("lr_scheduler_type lr_scheduler_kwargs", "use warmup_epochs and decay_epochs (the rate is constant between them)"),
+    ("optim optim_args optim_target_modules optimizer weight_decay", _ADAM),
+    ("adam_beta1 adam_beta2", "use adam_betas (a list of both, such as [0.9, 0.999])"),
+    (
+        "per_device_train_batch_size train_batch_size mini_batch_size",
+        "use batch_size (samples per optimiser step, over all processes)",
+    ),
+    ("gradient_accumulation_steps", "use tokens_per_pass (micro-batches are cut by tokens, the gradient is exact)"),
+    ("steps_per_generation num_mini_batches", "use batch_size (samples per optimiser step; the epoch's by default)"),
+    ("num_iterations num_ppo_epochs", "use ziegler_epochs (the other methods use the samples of an epoch once)"),
+    ("average_tokens_across_devices", "the loss is always a mean over the samples of all processes"),
+    ("label_smoothing_factor", "there are no labels: samples are weighted as method says"),
+    ("neftune_noise_alpha", "noise in the model would make the recorded probabilities of the samples wrong"),
+    ("disable_dropout dropout", "dropout is always off: in sampling, in scoring and in the gradient"),
+    # Sampling.
+    ("temperature top_p top_k min_p typical_p repetition_penalty num_beams do_sample", _SAMPLING),
+    ("generation_kwargs generation_config", _SAMPLING),
+    ("max_new_tokens max_length max_tokens response_length generation_max_length", "use max_completion_length"),
+    ("max_prompt_length max_seq_length", "use long_contexts (refuse or cut; the limit is the model's own window)"),
+    ("num_generations_eval", "use evaluation_samples"),
+    ("num_return_sequences", "use num_generations"),
+    (
+        "generation_batch_size per_device_eval_batch_size eval_accumulation_steps local_rollout_forward_batch_size",
+        "use rows_per_pass for sampling and tokens_per_pass for scoring",
+    ),
+    (
+        "generation_num_beams predict_with_generate",
+        "the measure of a task says whether evaluations use beam search",
+    ),
+    ("use_vllm use_transformers_paged cache_implementation use_cache", _CACHE),
+    ("use_transformers_continuous_batching transformers_continuous_batching_config", _CACHE),
+    ("mask_truncated_completions", "a completion that is cut is an outcome like any other, judged as it stands"),
+    (
+        "stop stop_strings stop_token stop_token_id missing_eos_penalty",
+        "a stopping rule is the trainer's argument stop, in Python; a task brings its own",
+    ),
+    ("pad_to_multiple_of", "rows are padded to the longest of a pass, which tokens_per_pass bounds"),
+    (
+        "chat_template_kwargs chat_template_path chat_template",
+        "set chat_template of the tokenizer, and pass the tokenizer to the trainer as processing_class",
+    ),
+    ("max_tool_calling_iterations tools", "a completion is one answer: there are no calls of tools"),
+    # What is asked for.
+    (
+        "reward_weights multi_objective_aggregation",
+        "constraints are multiplied; to let one count for more, have it return its value raised to a power",
+    ),
+    (
+        "scale_rewards whiten_rewards",
+        "values in [0, 1] are not scaled; cdpg divides by the partition estimate of each context instead",
+    ),
+    ("loss_type importance_sampling_level delta epsilon_high off_policy_mask_threshold use_bias_correction_kl", _LOSS),
+    ("top_entropy_quantile use_adaptive_entropy router_aux_loss_coef", _LOSS),
+    ("epsilon cliprange", "use ziegler_clip (PPO's clip range) or partition_epsilon (ε in cdpg's denominator)"),
+    (
+        "beta kl_coef init_kl_coef",
+        "use ziegler_beta (cdpg and dpg have no KL penalty: their target holds the base)",
+    ),
+    ("vf_coef cliprange_value", "use ziegler_value_weight and ziegler_clip"),
+    ("lam gamma gae_lambda", "use ziegler_gae_lambda (γ is 1)"),
+    ("target_kl", "use ziegler_target_kl"),
+    ("horizon", "use ziegler_horizon"),
+    (
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps ref_model",
+        "the base stays as it was loaded, because the ideal model is defined by it",
+    ),
+    # Memory, precision, machines.
+    ("bf16 bf16_full_eval bfloat16 torch_dtype", "use dtype: bfloat16"),
+    ("fp16 fp16_full_eval float16 half_precision_backend", "use dtype: bfloat16 (float16 is not offered)"),
+    ("tf32", "it is a setting of torch: call torch.set_float32_matmul_precision('high') in your program"),
+    ("cast_lm_head_to_fp32", "log-probabilities are always computed from float32 logits"),
+    ("gradient_checkpointing gradient_checkpointing_kwargs activation_offloading", _MEMORY),
+    ("auto_find_batch_size torch_empty_cache_steps", _MEMORY),
+    ("use_liger_kernel liger_kernel_config", "the model's own layers are run, its logits a piece at a time"),
+    ("use_cpu no_cuda use_mps_device", "use device: cpu, cuda or mps"),
+    ("accelerator_config parallelism_config local_rank num_processes tp_size mp_parameters", _LAUNCH),
+    ("deepspeed ds3_gather_for_generation", _LAUNCH),
+    (
+        "load_in_4bit load_in_8bit quantization_config model_init_kwargs attn_implementation revision model_revision",
+        "load the model yourself with from_pretrained, and pass it to CDPGTrainer in place of its name",
+    ),
+    # Logging and evaluation.
+    (
+        "logging_strategy logging_steps logging_first_step log_every log_interval include_num_input_tokens_seen "
+        "include_tokens_per_second",
+        "every epoch is logged, to metrics.jsonl and to the trackers named by report_to",
+    ),
+    (
+        "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo log_multimodal",
+        "use log_samples (samples of every epoch are written to samples.jsonl)",
+    ),
+    (
+        "logging_dir run_name project",
+        "use output_dir (it names the run; trackers have names of their own, as WANDB_NAME)",
+    ),
+    ("logging_nan_inf_filter", "a step that is not finite is skipped, counted in metrics.jsonl and kept in nonfinite/"),
+    ("log_on_each_node save_on_each_node", "the first process alone writes"),
+    (
+        "log_level log_level_replica disable_tqdm debug verbose",
+        "notices go to standard error, and the progress bar is shown in a terminal alone",
+    ),
+    ("skip_memory_metrics", "the memory in use is always shown after the first epoch"),
+    (
+        "eval_strategy evaluation_strategy eval_steps eval_delay do_eval eval_every eval_interval",
+        "use evaluate_every (in epochs)",
+    ),
+    ("eval_on_start", "use evaluate_every (the base is always evaluated first)"),
+    ("do_train do_predict", "call trainer.train() or trainer.evaluate(), or use cdpg run or cdpg evaluate"),
+    (
+        "prediction_loss_only eval_do_concat_batches eval_use_gather_object include_for_metrics batch_eval_metrics "
+        "include_inputs_for_metrics label_names compute_metrics",
+        "an evaluation samples and judges; the trainer's argument measure adds metrics of your own, in Python",
+    ),
+    # Saving.
+    ("save_strategy save_steps", "use save_every (in epochs)"),
+    ("save_total_limit", "use keep_checkpoints"),
+    ("save_only_model", "the model alone is in model/; a checkpoint always holds what a resumed run needs"),
+    ("save_safetensors", "weights are always saved as safetensors"),
+    ("enable_jit_checkpoint", "SIGTERM and Ctrl-C always end the epoch and write a checkpoint"),
+    (
+        "load_best_model_at_end metric_for_best_model greater_is_better",
+        "the model of the last epoch is saved; keep_checkpoints says how many earlier checkpoints stay",
+    ),
+    ("push_to_hub", _HUB),
+    ("resume_from_checkpoint resume", "use --resume, or in Python train(resume_from_checkpoint=True)"),
+    ("restore_callback_states_from_checkpoint", "the state of a callback is not part of a checkpoint"),
+    # Data.
+    ("ignore_data_skip", "the order of the contexts follows from seed alone, so that a resumed run skips nothing"),
+    ("full_determinism", "on a CPU a run with the same seed is always the same, bit for bit"),
+    ("data_seed", "use seed (for the order of the contexts; eval_dataset names those that are held out)"),
+    (
+        "shuffle_dataset train_sampling_strategy group_by_length length_column_name sortish_sampler",
+        "contexts are always drawn in an order shuffled by seed, and scored together with others of like length",
+    ),
+    ("remove_unused_columns", "every column of the contexts reaches the constraint"),
+    ("dataset_text_field text_column", "use prompt_column; in Python, call the column of the data set prompt"),
+    ("packing completion_only_loss assistant_only_loss dataset_num_proc dataset_kwargs", _LOADER),
+    ("model_name_or_path model_name model_id base_model", "use model; in Python, the trainer's first argument"),
+    ("dataset_name dataset train_dataset train_file", "use contexts; in Python, the trainer's argument train_dataset"),
+    ("eval_dataset validation_file test_file", "use eval_contexts; in Python, the trainer's argument eval_dataset"),
+    (
+        "reward_funcs reward_func reward_function reward_model constraints",
+        "use constraint (module:function); in Python, the trainer's argument constraints",
+    ),
+    ("processing_class tokenizer callbacks measure", "it is an argument of CDPGTrainer, in Python"),
+    ("task preset model", _COMMAND + "pass the model to CDPGTrainer"),
+    ("constraint", _COMMAND + "pass the function to CDPGTrainer"),
+    (
+        "contexts eval_contexts prompt_column prompt_prefix",
+        _COMMAND + "pass data sets to CDPGTrainer",
+    ),
+)
+"""Names, separated by blanks, and what to say of each of them."""
+
+_FAMILIES = {
+    "vllm_": _CACHE,
+    "hub_": _HUB,
+    "dataloader_": _LOADER,
+    "ddp_": _LAUNCH,
+    "fsdp": _LAUNCH,
+    "sapo_": _LOSS,
+    "vespo_": _LOSS,
+    "entropy_": _LOSS,
+    "torch_compile": "models are run as they are loaded; rows_per_pass and tokens_per_pass set the speed",
+    "trackio_": "use report_to (Accelerate's name of a tracker, which has settings of its own)",
+}
+"""The same for all names that begin so."""
+
+
+def answer(name: str) -> str | None:
+    """What there is here in the place of a name from elsewhere; None if it is not known."""
+    exact = next((text for names, text in _ANSWERS if name in names.split()), None)
+    return exact or next((text for start, text in _FAMILIES.items() if name.startswith(start)), None)
+
+
+def unknown_setting(name: str, known: Iterable[str]) -> str:
+    """One sentence on a name that is no setting: what there is instead, or the setting that was probably meant."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_CLOSE)
+    told = answer(name) or (f"did you mean {near[0]!r}?" if near else "cdpg settings lists those that there are")
+    return f"unknown setting {name!r}: {told}"
