@@ -15,6 +15,9 @@ __all__ = ["CDPGConfig", "CDPGTrainer"]
 def __getattr__(name: str) -> Any:
     # The report and the command line's help must not wait for torch.
     if name == "CDPGTrainer":
+        from cdpg.threads import limit_spinning
+
+        limit_spinning()  # has an effect only before torch is loaded
         from cdpg.trainer import CDPGTrainer
 
         return CDPGTrainer

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import nn
 
@@ -41,6 +42,7 @@ from cdpg.runlog import JsonlFile, RunFolder, last_record, write_folder, write_y
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
+from cdpg.threads import CoreWatch
 from cdpg.workers.limits import Limits
 from cdpg.workers.reader import Reader
 
@@ -143,9 +145,12 @@ class CDPGTrainer:
             self._tell_checks({}, progress)
             nonfinite_epochs = 0
             for number in range(done + 1, self.args.epochs + 1):
+                watch = CoreWatch()
                 record = self._epoch(number, progress.note)
                 progress.update(record)
                 if number == done + 1:
+                    if busy := watch.notice(torch.get_num_threads()):
+                        progress.note(busy)
                     left = (len(self.eval_contexts), self._examination.seconds_per_context)
                     progress.note(outlook(self.args, number, record["seconds"], *left, memory.peak()))
                 self._tell_checks(record, progress)

@@ -16,6 +16,7 @@ from cdpg.cli import checking, results, settings, tuning
 from cdpg.cli.options import app
 from cdpg.errors import CDPGError
 from cdpg.progress import plain_text
+from cdpg.threads import limit_spinning
 
 __all__ = ["app", "checking", "main", "results", "settings", "tuning"]
 """The modules are imported for their commands."""
@@ -23,6 +24,7 @@ __all__ = ["app", "checking", "main", "results", "settings", "tuning"]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; errors become one sentence on standard error and an exit status."""
+    limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no π shows another character in its place
             stream.reconfigure(errors="replace")
