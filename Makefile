@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format types unit test-faults bench docs clean
+.PHONY: demo test lint format types unit test-faults test-mutants bench docs clean
 .DEFAULT_GOAL := demo
 
 # The compilability experiment with what the package carries, from base to report. A comparison has to fit four runs of
@@ -37,6 +37,10 @@ unit: $(READY)
 # Killed processes, full disks, damaged files: its quick part is in `unit`, this is all of it.
 test-faults: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive tests/faults
+
+# Faults put into the source one by one: shows those that no test notices.
+test-mutants: $(READY)
+	$(BIN)/python tests/mutants/run.py --workers $(WORKERS)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt
