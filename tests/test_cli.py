@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,10 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["run", *OWN[:6]], "source"),
         (["run", "--model", "nosuch", *OWN[2:]], "cannot load the model 'nosuch'"),
         (["run", *OWN], "max_completion_length is 128, but the model's window is 128"),
-        (["sample", "nosuch", "--context", "x"], "cannot load the model 'nosuch'"),
+        (["sample", "nosuch", "--context", "x"], "cannot load the model 'nosuch': the hub cannot be reached"),
+        (["sample", "a/b/c", "--context", "x"], "there is no such folder, and it cannot be a hub id; give a folder, a"),
+        (["sample", "code-tinyy", "--context", "x"], "did you mean 'code-tiny', which comes with the package?"),
+        (["run", "--model", "t5_tiny", *OWN[2:]], "there is no model 't5_tiny': did you mean 't5-tiny'"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_sentence(
@@ -262,6 +266,22 @@ def test_a_sample_of_a_run_on_chats_is_conditioned_on_a_chat(tmp_path: Path, mon
     JsonlFile(run.samples).truncate(0)
     JsonlFile(run.samples).append({"prompt": chat})
     assert prompt() == "({'role': 'user', 'content': 'two dogs'},)"
+
+
+def test_samples_are_drawn_anew_unless_a_seed_is_given(tmp_path: Path) -> None:
+    tiny.save(tmp_path, "llama")
+    words = ["sample", str(tmp_path), "--context", "two dogs", "--set", "max_completion_length=12"]
+    first, second = (CliRunner().invoke(app, words) for _ in range(2))
+    assert first.stdout != second.stdout
+    seed = re.fullmatch(r"the same samples again: --seed (\d+)\n", first.stderr)
+    assert seed is not None
+    for again in (["--seed", seed[1]], ["--set", f"seed={seed[1]}"]):
+        repeated = CliRunner().invoke(app, [*words, *again])
+        assert (repeated.stdout, repeated.stderr) == (first.stdout, "")
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"cdpg {metadata.version('cdpg')}\n"
 
 
 COMMANDS = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")

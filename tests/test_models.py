@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from tokenizers import processors
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from cdpg import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.loading import load_model
+from cdpg.models.names import require_model
 from cdpg.models.text import Codec
 from cdpg.models.transformer import TransformerModel
 from cdpg.sampling import Samples, assemble, sample_chunks
@@ -252,6 +255,32 @@ def test_a_half_precision_folder_is_computed_in_float32(tmp_path: Path) -> None:
 def test_a_missing_model_is_the_user_s_error() -> None:
     with pytest.raises(UserError, match="cannot load the model 'no/such-model'"):
         load_model("no/such-model", CDPGConfig(device="cpu"))
+
+
+def test_the_hub_is_asked_once_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    answers: dict[str, Exception] = {
+        "me/unreachable": OSError("no route"),
+        "me/absent": RepositoryNotFoundError("404", response=MagicMock()),
+        "me/busy": HfHubHTTPError("503", response=MagicMock()),
+        "me/adapters": RemoteEntryNotFoundError("no config.json", response=MagicMock()),
+    }
+
+    def ask(url: str) -> None:
+        asked.append(url)
+        raise next(answer for name, answer in answers.items() if name in url)
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", ask)
+    with pytest.raises(UserError, match=r"the hub cannot be reached, and its cache does not hold it \(no route\)"):
+        load_model("me/unreachable", CDPGConfig(device="cpu"))
+    with pytest.raises(UserError, match="the hub has no such model, or you may not read it"):
+        load_model("me/absent", CDPGConfig(device="cpu"))
+    for left_to_transformers in ("me/busy", "me/adapters"):
+        require_model(left_to_transformers)
+    assert len(asked) == 4
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: "/cache/" + file)
+    require_model("me/cached")
+    assert len(asked) == 4
 
 
 def test_unknown_logits_are_refused() -> None:

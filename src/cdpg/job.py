@@ -15,6 +15,7 @@ from cdpg.contexts import DEFAULT_COLUMN, Context, groups, load_contexts, prompt
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.foreign_names import unknown_setting
+from cdpg.models.names import locate
 from cdpg.rows import Notify
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable
@@ -107,6 +108,7 @@ class Job:
 
         Not ``to_tune``: what is only tuned on is left unread, and the held-out contexts stand in its place.
         """
+        locate(self.model)  # a name that is nearly an embedded one is told before anything else is loaded
         constraints = [load_constraint(name) for name in self.constraint]
         task = None if self.task is None else find_task(self.task)
         tuning, held_out = self._contexts(task, notify, to_tune)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
@@ -59,8 +62,18 @@ Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        Console().print(Text(f"cdpg {metadata.version('cdpg')}"))
+        raise typer.Exit
+
+
 @app.callback()
-def options() -> None:
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Tune a language model to meet a requirement without forgetting the rest of what it knows.
 
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.job import Inputs, Job, gather, prompting, without_task
+from cdpg.models.names import locate
 from cdpg.report.values import is_chat
 from cdpg.rows import Notify
 from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
@@ -29,6 +31,8 @@ from cdpg.tasks import TASKS
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype")
 """Settings of a run that its samples depend on."""
+_NEW_SEEDS = 10**6
+"""Seeds to choose from where none is given: short enough to be typed again."""
 _HOW_EVALUATED = (
     *("evaluation_samples", "evaluation_contexts", "seed", "trust_remote_code", "check_failures", "check_workers"),
     *("device", "rows_per_pass", "tokens_per_pass"),
@@ -82,6 +86,7 @@ def evaluate(
         "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "seed": seed,
     }  # fmt: skip
     job = _asked_for(model, known, gather(None, named, settings or []))
+    locate(path)  # before anything is loaded
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text), to_tune=False)
     own = _is_own(job, inputs, known, lambda text: note(console, text))
@@ -207,13 +212,13 @@ def sample(
     model: ModelOrRun,
     context: Annotated[str, typer.Option(help="What to condition on; a run puts its prefix before it.")],
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many completions.")] = 4,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seeds the samples.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seeds the samples; a new one each time by default.")] = None,
     settings: Setting = None,
 ) -> None:
     """Sample completions, with their log-probabilities.
 
-    Prompts begin and completions end as they did in the run; where its prompts were chats, the context is the one
-    message of a user.
+    They are drawn anew each time, and the seed that repeats them is shown. Prompts begin and completions end as they
+    did in the run; where its prompts were chats, the context is the one message of a user.
 
     Example:
 
@@ -221,8 +226,10 @@ def sample(
     """
     path, run = model_of(model)
     kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}
-    config = CDPGConfig.from_mapping({**kept, **gather(None, {"seed": seed}, settings or [])})
+    given = gather(None, {"seed": seed}, settings or [])
+    config = CDPGConfig.from_mapping({"seed": secrets.randbelow(_NEW_SEEDS), **kept, **given})
     prefix, stop = prompting(run)
+    locate(path)  # before torch is loaded
     from cdpg.models.loading import load_model
     from cdpg.sampling import assemble, sample_chunks
     from cdpg.uniforms import UniformStream
@@ -245,6 +252,8 @@ def sample(
         cut = "" if ended else ", cut at the limit"
         console.print(Text(f"log-probability {log_prob:.2f}, {length} tokens{cut}", style="dim"))
         console.print(shown_text(text), soft_wrap=True)
+    if "seed" not in given:
+        note(console_of_main(), f"the same samples again: --seed {config.seed}")
 
 
 @app.command()

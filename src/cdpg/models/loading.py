@@ -21,23 +21,13 @@ from cdpg.config import CDPGConfig
 from cdpg.errors import UserError, first_line
 from cdpg.models.base import LanguageModel
 from cdpg.models.causal import CausalModel
+from cdpg.models.names import locate, require_model
 from cdpg.models.seq2seq import Seq2SeqModel
 from cdpg.models.text import Codec
 from cdpg.models.transformer import TransformerModel, digest, inner_model
 
 _NO_LIMIT = 10**9
 """Tokenizers without a limit say so with an absurd number."""
-
-
-EMBEDDED = Path(__file__).parents[1] / "data" / "models"
-"""The models that come with the package."""
-
-
-def locate(name: str) -> str:
-    """The folder of an embedded model, by its name; any other name as it is."""
-    embedded = EMBEDDED / name
-    is_plain = name not in (".", "..") and Path(name).name == name and not Path(name).exists()
-    return str(embedded) if is_plain and embedded.is_dir() else name
 
 
 def load_policy_and_base(
@@ -246,6 +236,7 @@ def check_precision(config: CDPGConfig, device: torch.device) -> None:
 
 
 def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Module:
+    require_model(name)
     try:
         if Path(name).is_dir():
             _refuse_pickles(Path(name))
