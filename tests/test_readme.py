@@ -64,7 +64,10 @@ def test_python_and_command_line_examples(workplace: Path) -> None:
 
 def test_the_two_commands_and_the_extras_are_there() -> None:
     root = Path(__file__).parents[1]
-    first = [line.split("#")[0].split() for line in README.splitlines()[:2]]
+    title, sentence, *lines = [line for line in README.splitlines() if line.strip()]
+    assert title == "# cdpg"
+    assert sentence.endswith(".")
+    first = [line.split("#")[0].split() for line in lines[:2]]
     assert first == [["make", "demo"], ["make", "test"]]
     for command in first:
         dry = subprocess.run([*command, "--dry-run"], cwd=root, capture_output=True, text=True, check=False)
