@@ -22,8 +22,9 @@ import tiny
 from cdpg import comparison
 from cdpg.cli import app, completion, main
 from cdpg.cli.output import finish_run
+from cdpg.constraints.named import load_constraint
 from cdpg.errors import UserError
-from cdpg.job import Inputs, Job, load_constraint
+from cdpg.job import Inputs, Job
 from cdpg.runlog import JsonlFile, RunFolder, read_jsonl, write_json, write_yaml
 from cdpg.tables import print_models
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cdpg import demo
 from cdpg.constraints.judge import Judge, Verdicts
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
@@ -118,11 +120,31 @@ def test_an_exception_is_told_with_its_line() -> None:
         judge(broken)
 
 
-def test_what_is_no_constraint_is_refused() -> None:
-    with pytest.raises(UserError, match="no constraint"):
-        Judge([])
-    with pytest.raises(UserError, match="must be a function"):
-        Judge(["m:f"])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "no constraint was given: pass a function of (prompts, completions, **columns), or its name as"),
+        (None, "no constraint was given"),
+        ({"m": 1}, "constraints is {'m': 1}: pass a function"),
+        ([3], "a constraint is 3: pass a function"),
+        ("short", "a constraint is given as module:function, not 'short'"),
+        (["no_such_module:short"], "there is no module 'no_such_module'"),
+    ],
+)
+def test_what_is_no_constraint_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        Judge(given)
+
+
+def test_constraints_may_be_named() -> None:
+    named = "cdpg.demo:has_an_a"
+    for given in (named, [named], [named, returning([1.0, 0.5])]):
+        made = Judge(given)
+        assert made(CONTEXTS, ["ba", "a"], [[1], [2]]) == ([1.0, 0.5] if len(given) == 2 else [1.0, 1.0])
+        assert made.constraints[0] is demo.has_an_a
+
+
+def test_a_constraint_must_take_prompts_and_completions() -> None:
     with pytest.raises(UserError, match=r"must take \(prompts, completions"):
         Judge(lambda text: True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -466,6 +467,31 @@ def test_two_trainers_share_no_state(tmp_path: Path) -> None:
     for number in (2, 3, 4):
         first._epoch(number)
     assert torch.equal(weights(first), weights(alone))
+
+
+def test_settings_may_be_a_dictionary_and_constraints_names(tmp_path: Path) -> None:
+    usual = tabular_trainer(tmp_path / "usual")
+    usual.train()
+    given = settings(tmp_path / "named").to_mapping()
+    named = CDPGTrainer(tabular(4), ["cdpg.demo:has_an_a"], given, CONTEXTS)
+    named.train()
+    assert named.args == settings(tmp_path / "named")
+    assert torch.equal(weights(named), weights(usual))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"args": 3}, "args is of type int: pass a CDPGConfig, or a dictionary of its settings"),
+        ({"args": {"epoch": 3}}, "unknown setting 'epoch': did you mean 'epochs'?"),
+        ({"model": 3}, "model is 3: pass a hub id, a folder"),
+        ({"model": None}, "model is None: pass a hub id"),
+    ],
+)
+def test_what_the_trainer_cannot_use_is_told_in_a_sentence(changed: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"model": "code-tiny", "constraints": has_a, "train_dataset": CONTEXTS, **changed}
+    with pytest.raises(UserError, match=re.escape(message)):
+        CDPGTrainer(**given)
 
 
 def test_a_column_that_the_constraint_needs_is_missed_before_anything_is_sampled(tmp_path: Path) -> None:

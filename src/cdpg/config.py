@@ -158,6 +158,18 @@ class CDPGConfig:
         """Settings by name, as YAML gives them; every problem is reported at once."""
         return cls(**settings)
 
+    @classmethod
+    def of(cls, given: CDPGConfig | Mapping[str, Any] | None) -> CDPGConfig:
+        """Settings as the trainer is given them: as they are, by name in a dictionary, or the defaults."""
+        if isinstance(given, Mapping):
+            return cls.from_mapping({str(key): value for key, value in given.items()})
+        if not isinstance(given, cls | None):
+            raise UserError(
+                f"args is of type {type(given).__name__}: pass a CDPGConfig, or a dictionary of its settings such as "
+                "{'output_dir': 'runs/mine', 'epochs': 50}"
+            )
+        return given or cls()
+
     def replace(self, **changes: Any) -> CDPGConfig:
         """A copy with some settings changed."""
         return dataclasses.replace(self, **changes)

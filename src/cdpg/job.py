@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
+from cdpg.constraints.named import load_constraint
 from cdpg.contexts import DEFAULT_COLUMN, Context, groups, load_contexts, prompt_key, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
@@ -240,68 +238,6 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
     values = read_yaml(config) if config is not None else {}
     given = {key: value for key, value in options.items() if value is not None}
     return {**values, **given, **parse_overrides(overrides, _TEXTS)}
-
-
-def load_constraint(name: str) -> Any:
-    """The function that ``module:function`` names; modules are looked up in the working folder too.
-
-    It is looked up last: what lies in that folder must not take the place of a module that is installed.
-    """
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise UserError(f"a constraint is given as module:function, not {name!r}")
-    if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
-        raise UserError(_named_by_file(module_name, attribute))
-    folder = str(Path.cwd())
-    file = f"{module_name.replace('.', '/')}.py"
-    try:
-        if folder not in sys.path and not _is_found(module_name):
-            sys.path.append(folder)
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UserError(
-                _named_by_file(module_name, attribute)
-                if module_name.endswith(".py")
-                else f"there is no module {module_name!r} for the constraint {name!r}: expected {file} in {folder!r}, "
-                "or an installed module"
-            ) from error
-        raise UserError(f"the module {module_name!r} of the constraint cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"the module {module_name!r} of the constraint cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        own = Path(folder, file)
-        hidden = own.is_file() and own.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
-        hint = f"; {str(own)!r} was not looked at, an installed module has that name: rename it" if hidden else ""
-        raise UserError(f"{module_name!r} has no function {attribute!r}; it has {_listed(functions) or 'none'}{hint}")
-    return function
-
-
-def _named_by_file(path: str, attribute: str) -> str:
-    """One sentence on a constraint whose module was named as a file is."""
-    given = PurePath(path.replace("\\", "/"))
-    below = not given.is_absolute() and ".." not in given.parts
-    parts = (*(given.parent.parts if below else ()), given.stem)
-    place = "" if below else f" and start in the folder of {given.name}"
-    return (
-        f"a constraint is given as module:function, not {f'{path}:{attribute}'!r}: write "
-        f"{'.'.join(parts).lstrip('.')}:{attribute}{place}"
-    )
-
-
-def _is_found(module_name: str) -> bool:
-    """Whether a module can be imported as things are; a bare folder of that name is none."""
-    if module_name in sys.modules:
-        return True
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except ModuleNotFoundError:
-        return False
-    return spec is not None and spec.origin is not None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from io import StringIO
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cdpg import card, files, memory, provenance
 from cdpg.callbacks import Callbacks
 from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
-from cdpg.constraints.judge import Constraint, Judge, name_of
+from cdpg.constraints.judge import Constraints, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts
 from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
@@ -55,18 +56,19 @@ class CDPGTrainer:
 
     ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
-    ``(prompts, completions, **columns)``; ``train_dataset`` anything :func:`~cdpg.contexts.load_contexts` takes.
-    ``eval_dataset``, of the same kind, is held out: the base and the policy are evaluated on it along the run and at
-    its end. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds
-    metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to
-    ``config.yaml``, so that the run can be repeated from it.
+    ``(prompts, completions, **columns)``, or their names (``"module:function"``); ``args`` a
+    :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
+    :func:`~cdpg.contexts.load_contexts` takes. ``eval_dataset``, of the same kind, is held out: the base and the policy
+    are evaluated on it along the run and at its end. ``stop`` may end a sequence before its end token, for the base and
+    the policy alike; ``measure`` adds metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and
+    constraint by name) are written to ``config.yaml``, so that the run can be repeated from it.
     """
 
     def __init__(
         self,
-        model: str | nn.Module | LanguageModel,
-        constraints: Constraint | Sequence[Constraint],
-        args: CDPGConfig | None = None,
+        model: str | PathLike[str] | nn.Module | LanguageModel,
+        constraints: Constraints,
+        args: CDPGConfig | Mapping[str, Any] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
@@ -78,7 +80,7 @@ class CDPGTrainer:
         command: str | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.args = args or CDPGConfig()
+        self.args = CDPGConfig.of(args)
         if train_dataset is None:
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
         measure = measure or TextMeasure()
@@ -216,7 +218,7 @@ class CDPGTrainer:
         if not (path / card.FILE).exists():  # one that is there was written by the user
             card.write_card(path, self.folder)
 
-    def _where_from(self, model: str | nn.Module | LanguageModel, stop: StopRule | None, command: str | None) -> Any:
+    def _where_from(self, model: Any, stop: StopRule | None, command: str | None) -> Any:
         """What ``config.yaml`` says of the run's origin."""
         return provenance.origin(
             model if isinstance(model, str) else _model_name(self.policy),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cdpg.constraints.named import load_constraint
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.workers.frames import is_plain
@@ -25,7 +26,11 @@ Constraint = Callable[..., Any]
 That is the signature of TRL's reward functions: one with values in [0, 1] fits as it is.
 """
 
+Constraints = Constraint | str | Sequence[Constraint | str]
+"""One or several constraints, each a function or the name of one, ``module:function``."""
+
 _HEAVY = ("torch", "transformers")
+_EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function'"
 _OURS = ("completions", "completion_ids")
 
 
@@ -70,15 +75,8 @@ class Judge:
     not, and ``notices`` says so. Verdicts are the same either way.
     """
 
-    def __init__(self, constraints: Constraint | Sequence[Constraint], limits: Limits | None = None) -> None:
-        self.constraints = [constraints] if callable(constraints) else list(constraints)
-        if not self.constraints:
-            raise UserError("no constraint was given: pass a function of (prompts, completions, **columns)")
-        for constraint in self.constraints:
-            if not callable(constraint):
-                raise UserError(
-                    f"a constraint must be a function of (prompts, completions, **columns), not {constraint!r}"
-                )
+    def __init__(self, constraints: Constraints, limits: Limits | None = None) -> None:
+        self.constraints = _functions(constraints)
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
         self.notices: list[str] = []
         """What the user should know; whoever tells empties it."""
@@ -182,6 +180,21 @@ class Judge:
             f"constraint {name_of(constraint)} is called in the training process, because {why}: "
             "there nothing ends a call that hangs, and no limit on memory holds"
         )
+
+
+def _functions(constraints: Constraints) -> list[Constraint]:
+    """The functions that were given, or named."""
+    given: list[Any] = [constraints]
+    if not callable(constraints) and not isinstance(constraints, str):
+        given = list(constraints) if isinstance(constraints, (list, tuple)) else []
+    if not given:
+        what = "no constraint was given" if constraints in (None, [], ()) else f"constraints is {shown(constraints)}"
+        raise UserError(f"{what}: pass {_EXPECTED}, or a list of them")
+    found = [load_constraint(constraint) if isinstance(constraint, str) else constraint for constraint in given]
+    for constraint in found:
+        if not callable(constraint):
+            raise UserError(f"a constraint is {shown(constraint)}: pass {_EXPECTED}")
+    return found
 
 
 def _can_fork(constraint: Constraint) -> bool:

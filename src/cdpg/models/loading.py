@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ _NO_LIMIT = 10**9
 
 
 def load_policy_and_base(
-    model: str | nn.Module | LanguageModel,
+    model: str | os.PathLike[str] | nn.Module | LanguageModel,
     config: CDPGConfig,
     tokenizer: Any = None,
     device: torch.device | None = None,
@@ -71,20 +72,29 @@ def _memory(peft_config: Any) -> AbstractContextManager[None]:
 
 
 def load_model(
-    model: str | nn.Module, config: CDPGConfig, tokenizer: Any = None, device: torch.device | None = None
+    model: str | os.PathLike[str] | nn.Module,
+    config: CDPGConfig,
+    tokenizer: Any = None,
+    device: torch.device | None = None,
 ) -> TransformerModel:
     """Load what ``model`` names, or wrap a model that is loaded already; weights in float32 or float64."""
     return _load(model, config, tokenizer, device, None)[0]
 
 
 def _load(
-    model: str | nn.Module, config: CDPGConfig, tokenizer: Any, device: torch.device | None, peft_config: Any
+    model: str | os.PathLike[str] | nn.Module,
+    config: CDPGConfig,
+    tokenizer: Any,
+    device: torch.device | None,
+    peft_config: Any,
 ) -> tuple[TransformerModel, nn.Module | None]:
     """The model, and what it was before its adapters if switching them off does not show that."""
     device = device or choose_device(config)
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    model = locate(model) if isinstance(model, str) else model
+    model = locate(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
+    if not isinstance(model, (str, nn.Module)):
+        raise UserError(f"model is {model!r}: pass a hub id, a folder, an embedded model's name, or a loaded model")
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
     original = None
     with _memory(peft_config), torch.random.fork_rng(devices=[]):
