@@ -34,9 +34,9 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-# Killed processes, full disks, damaged files: its quick part is in `unit`, this is all of it.
+# Killed processes, full disks, damaged files, and every test that has a long form: `unit` runs the short forms.
 test-faults: $(READY)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive tests/faults
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive -m "faults or exhaustive"
 
 # Faults put into the source one by one: shows those that no test notices.
 test-mutants: $(READY)

@@ -39,6 +39,8 @@ MEASURES = (
 )
 LIMITS = Limits(workers=2, seconds=10.0, megabytes=1024)
 SHORT = Limits(workers=2, seconds=3.0, megabytes=256)
+QUICK = Limits(workers=2, seconds=1.0, megabytes=256)
+"""Half a second of computing, which every text that exhausts a check spends: good ones take a hundredth of that."""
 SLACK = 0.5
 SOURCE = "Barack Obama met Angela Merkel in Paris. Two of the United Nations' seven envoys flew to Texas with Google."
 
@@ -108,8 +110,8 @@ def judged(constraint: Callable[..., Any], texts: Sequence[str], limits: Limits)
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
 def test_bad_inputs_get_a_verdict(constraint: Callable[..., Any]) -> None:
-    with unharmed(SHORT):
-        verdicts = judged(constraint, list(BAD.values()), SHORT)
+    with unharmed(QUICK):
+        verdicts = judged(constraint, list(BAD.values()), QUICK)
     assert verdicts.failures == {}
     assert all(verdict in (0.0, 1.0) for verdict in verdicts.b)
     if constraint is python_code.compiles:
@@ -120,7 +122,7 @@ def test_bad_inputs_get_a_verdict(constraint: Callable[..., Any]) -> None:
         assert verdicts.exhausted["cpu"] + verdicts.exhausted["memory"] >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("function", MEASURES, ids=lambda function: function.__name__)
 def test_each_bad_input_ends_in_time(function: Callable[..., Any]) -> None:
@@ -142,7 +144,7 @@ def test_each_bad_input_ends_in_time(function: Callable[..., Any]) -> None:
     assert late == {}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
 def test_ten_thousand_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any]) -> None:
@@ -152,9 +154,10 @@ def test_ten_thousand_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any])
     assert all(verdict in (0.0, 1.0) for verdict in verdicts.b)
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
-def test_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any]) -> None:
-    texts = fuzzed(400, seed=1)
+def test_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any], count: int) -> None:
+    texts = fuzzed(count, seed=1)
     with unharmed(SHORT):
         verdicts = judged(constraint, texts, SHORT)
     assert verdicts.failures == {}
@@ -164,11 +167,17 @@ def test_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any]) -> None:
     assert again.b == [verdicts.b[place] for place in order]
 
 
-@pytest.mark.slow
-def test_verdicts_do_not_depend_on_the_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SOME_BAD = ("finally, nested in a loop", "many more marks to sort", "list", "blanks in parentheses", "no blank")
+"""What exhausts memory, time or size of one of the checks on code, and what does not."""
+
+
+@pytest.mark.parametrize("bad", [SOME_BAD, pytest.param(tuple(BAD), marks=pytest.mark.exhaustive)], ids=["some", "all"])
+def test_verdicts_do_not_depend_on_the_surroundings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: tuple[str, ...]
+) -> None:
     """Home directory, warnings, busy cores: bad texts among good ones, some of which use all the time they may."""
     texts = [
-        *BAD.values(),
+        *(BAD[name] for name in bad),
         "return 1",
         "x = 1\nreturn x",
         "return  1",
@@ -176,7 +185,8 @@ def test_verdicts_do_not_depend_on_the_surroundings(tmp_path: Path, monkeypatch:
         "assert (1, 2)",
         "return 1 is 1",
     ]
-    calm = {constraint: judged(constraint, texts, SHORT).b for constraint in CONSTRAINTS[:2]}
+    limits = QUICK if bad is SOME_BAD else SHORT
+    calm = {constraint: judged(constraint, texts, limits).b for constraint in CONSTRAINTS[:2]}
     assert calm[python_code.compiles][-6:] == [1.0] * 6
     assert calm[python_code.pep8_clean][-6:-3] == [1.0, 1.0, 0.0]
     (tmp_path / ".config").mkdir()
@@ -186,21 +196,23 @@ def test_verdicts_do_not_depend_on_the_surroundings(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setup.cfg").write_text("[pycodestyle]\nignore = E,W\n")
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if bad is SOME_BAD else 4)]
     try:
         for constraint, verdicts in calm.items():
-            assert judged(constraint, texts, SHORT).b == verdicts
+            assert judged(constraint, texts, limits).b == verdicts
     finally:
         for process in busy:
             process.kill()
             process.wait()
 
 
-@pytest.mark.parametrize(
-    "seconds", [pytest.param(2.0, id="quick"), pytest.param(10.0, marks=pytest.mark.slow, id="default")]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seconds", [2.0, 10.0])
 def test_hanging_calls_cost_no_more_than_their_share(seconds: float) -> None:
-    """One in a hundred of an epoch's samples hangs: the time lost is below failures × limit ÷ workers."""
+    """One in a hundred of an epoch's samples hangs: the time lost is below failures × limit ÷ workers.
+
+    The short form is in test_workers.py: hanging samples are waited for side by side.
+    """
     limits = Limits(workers=2, seconds=seconds, megabytes=256)
     places = random.Random(3).sample(range(2048), 20)
     good = ["good"] * 2048
