@@ -448,6 +448,40 @@ def test_metrics_and_samples_have_the_promised_fields(tmp_path: Path) -> None:
     assert {"epoch", "row", "prompt", "completion", "b", "log_q"} <= set(sample)
 
 
+def test_log_q_follows_from_the_recorded_token_ids(tmp_path: Path) -> None:
+    """In plain Transformers, from the files alone; the texts alone would not do."""
+    model, tokenizer = tiny.make_model("llama"), tiny.tokenizer_for("llama")
+    ends = list(range(tiny.EOS, 40))  # many, so that some samples end
+    model.generation_config.eos_token_id = ends
+    untouched = copy.deepcopy(model)
+    config = settings(
+        tmp_path, epochs=1, max_completion_length=12, log_samples=24, learning_rate=0.0, evaluation_samples=4
+    )
+    trainer = CDPGTrainer(model, even, config, PROMPTS, PROMPTS, tokenizer)
+    trainer.train()
+
+    def log_prob(prompt: str, ids: list[int]) -> float:
+        start = tokenizer(prompt)["input_ids"]
+        with torch.no_grad():
+            scores = untouched(input_ids=torch.tensor([start + ids])).logits[0].double().log_softmax(dim=1)
+        return sum(float(scores[len(start) + place - 1, token]) for place, token in enumerate(ids))
+
+    samples = list(read_jsonl(tmp_path / "samples.jsonl"))
+    assert len(samples) == 24
+    for sample in samples:
+        assert len(sample["token_ids"]) == sample["tokens"]
+        assert (sample["token_ids"][-1] in ends) == sample["ended"]
+        assert sample["log_q"] == pytest.approx(log_prob(sample["prompt"], sample["token_ids"]), abs=1e-3)
+    assert {sample["ended"] for sample in samples} == {True, False}
+    again = [tokenizer(sample["completion"], add_special_tokens=False)["input_ids"] for sample in samples]
+    assert any(ids != sample["token_ids"][: len(ids)] for ids, sample in zip(again, samples, strict=True))
+    examples = json.loads((tmp_path / "evaluation.json").read_text())["examples"]
+    outputs = [output for example in examples for output in example["outputs"]["tuned"]]
+    assert len(outputs) == 16
+    for output in outputs:
+        assert tokenizer.decode(output["token_ids"], skip_special_tokens=True) == output["text"]
+
+
 def test_trackers(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     tabular_trainer(tmp_path, report_to=("tensorboard",)).train()

@@ -98,10 +98,7 @@ def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
     """Verdicts on all samples, and the seconds for one, without the start of the workers."""
     owners = [context for context in samples.contexts for _ in range(samples.shape[1])]
     texts = [text for row in samples.texts for text in row]
-    tokens = [
-        ids[:length].tolist()
-        for ids, length in zip(samples.tokens.flatten(0, 1), samples.lengths.flatten().tolist(), strict=True)
-    ]
+    tokens = [samples.token_ids(*divmod(row, samples.shape[1])) for row in range(len(texts))]
     judge.collect(judge.submit(owners[:1], texts[:1], tokens[:1]))
     started = time.perf_counter()
     verdicts = judge.collect(judge.submit(owners, texts, tokens))

@@ -22,7 +22,7 @@ from cdpg.errors import UserError
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.measures import Measure, Measured
-from cdpg.evaluation.outcome import Outcome
+from cdpg.evaluation.outcome import SHOWN, Outcome
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.models.base import LanguageModel, Prompt
@@ -102,6 +102,7 @@ class HeldOut:
             texts=tuple(texts for part in parts for texts in part.texts),
             beams=tuple(text for part in parts for text in part.beams) if beamed else None,
             beam_b=tuple(b for part in parts for b in part.beam_b) if beamed else None,
+            shown_ids=tuple(ids for part in parts for ids in part.shown_ids),
             measured=_together(parts),
             tokens=sum((part.tokens for part in parts), Counter()),
             ended=torch.cat([part.ended for part in parts]),
@@ -114,6 +115,7 @@ class HeldOut:
         model = rollout.policy
         epoch = rollout.collect(number, contexts, prompts, True, Stopwatch(), stream="evaluation")
         texts = self.processes.gather(epoch.samples.texts)
+        shown_ids = self.processes.gather(_first_ids(epoch.samples, SHOWN))
         beams, beam_b = [], []
         if self.measure.beams:
             share = self.processes.share(len(prompts))
@@ -125,6 +127,7 @@ class HeldOut:
             tokens = self.processes.gather(found)
             beams = self.processes.gather(decoded)
             beam_b = self._judged(contexts, beams, tokens) if self.processes.is_main else []
+            shown_ids = [(list(ids), *others)[:SHOWN] for ids, others in zip(tokens, shown_ids, strict=True)]
         outputs = [[text] for text in beams] if self.measure.beams else texts
         failures: Counter[str] = Counter()
         read = partial(self.read, failures=failures)
@@ -132,7 +135,7 @@ class HeldOut:
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
-        return _Part(epoch, texts, beams, beam_b, measured, tokens_drawn, ended, failures)
+        return _Part(epoch, texts, beams, beam_b, shown_ids, measured, tokens_drawn, ended, failures)
 
     def close(self) -> None:
         """End the worker processes; the next evaluation starts them anew."""
@@ -214,10 +217,17 @@ class _Part:
     texts: Sequence[tuple[str, ...]]
     beams: Sequence[str]
     beam_b: Sequence[float]
+    shown_ids: Sequence[tuple[list[int], ...]]
     measured: Measured
     tokens: Counter[int]
     ended: Tensor
     unmeasured: Counter[str]
+
+
+def _first_ids(samples: Samples, count: int) -> list[tuple[list[int], ...]]:
+    """``[context][sample]``: the token ids of the first samples of each context."""
+    contexts, drawn = samples.shape
+    return [tuple(samples.token_ids(i, j) for j in range(min(count, drawn))) for i in range(contexts)]
 
 
 def _tokens(samples: Samples) -> Counter[int]:

@@ -49,7 +49,6 @@ def _step(epoch: Epoch, step: RefusedStep) -> dict[str, Any]:
 def _sample(epoch: Epoch, step: RefusedStep, row: int) -> dict[str, Any]:
     samples = epoch.samples
     context, sample = divmod(row, samples.shape[1])
-    length = int(samples.lengths[context, sample])
 
     def of(tensor: Tensor) -> Any:
         return _told(float(epoch.own(tensor)[row]))
@@ -59,7 +58,7 @@ def _sample(epoch: Epoch, step: RefusedStep, row: int) -> dict[str, Any]:
         "sample": sample,
         "prompt": samples.contexts[context].prompt,
         "completion": samples.texts[context][sample],
-        "tokens": samples.tokens[context, sample, :length].tolist(),
+        "token_ids": samples.token_ids(context, sample),
         "b": of(epoch.b),
         "log_q": of(epoch.log_q),
         "log_a": of(epoch.log_a),

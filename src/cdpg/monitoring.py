@@ -67,6 +67,7 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
                 "sample": sample,
                 "prompt": samples.contexts[context].prompt,
                 "completion": samples.texts[context][sample],
+                "token_ids": samples.token_ids(context, sample),
                 "b": _number(b[row]) if valid[row] else None,
                 "log_q": _number(log_q[row]),
                 "log_a": _number(log_a[row]) if satisfied else None,
@@ -99,6 +100,7 @@ def failure_records(epoch: Epoch) -> list[dict[str, Any]]:
                 "detail": failure.detail,
                 "prompt": samples.contexts[context].prompt,
                 "completion": samples.texts[context][sample],
+                "token_ids": samples.token_ids(context, sample),
             }
         )
     return records

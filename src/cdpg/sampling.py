@@ -67,6 +67,11 @@ class Samples:
     def shape(self) -> tuple[int, int]:
         return self.lengths.shape[0], self.lengths.shape[1]
 
+    def token_ids(self, context: int, sample: int) -> list[int]:
+        """The tokens that were drawn, the end token included. To tokenise the text again may give others."""
+        ids: list[int] = self.tokens[context, sample, : int(self.lengths[context, sample])].tolist()
+        return ids
+
     def with_log_q(self, token_log_q: Tensor) -> Samples:
         """The same samples with log q from elsewhere."""
         return replace(self, token_log_q=token_log_q)

@@ -91,7 +91,7 @@ def test_a_step_is_skipped_and_its_batch_kept(
     assert step["loss"] in ("nan", "inf", "-inf") or abs(step["loss"]) > 1e190
     assert len(step["samples"]) == 24
     sample = next(sample for sample in step["samples"] if sample["b"] == 1)
-    assert {"row", "prompt", "completion", "tokens", "log_q", "log_a", "log_z", "weight"} <= sample.keys()
+    assert {"row", "prompt", "completion", "token_ids", "log_q", "log_a", "log_z", "weight"} <= sample.keys()
     assert sample["log_q"] < 0 and "a" in sample["completion"]
     assert method == "ziegler" or sample["weight"] > 0
 

@@ -18,6 +18,9 @@ from cdpg.evaluation.statistics import Array, Statistic, context_means, deviatio
 from cdpg.objectives.base import Epoch
 from cdpg.target import log_target
 
+SHOWN = 4
+"""Outputs of a context that are shown, where examples are."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -32,6 +35,8 @@ class Outcome:
     """The output of beam search for each context, where the task decodes so."""
     beam_b: tuple[float, ...] | None
     """The constraint's verdict on each of them; NaN where the check failed."""
+    shown_ids: tuple[tuple[list[int], ...], ...]
+    """``[context][output]``: the token ids of the outputs that may be shown, the beam's first if there is one."""
     measured: Measured
     """The task's own figures, of the beams if there are any, else of the samples."""
     tokens: Counter[int]
@@ -157,7 +162,7 @@ def token_ranks(outcome: Outcome) -> list[int]:
     return sorted(outcome.tokens.values(), reverse=True)
 
 
-def outputs_of(outcome: Outcome, context: int, limit: int) -> list[dict[str, Any]]:
+def outputs_of(outcome: Outcome, context: int) -> list[dict[str, Any]]:
     """Outputs of a context to show: the beam's, then samples, each with its verdict and what was remarked on it.
 
     The verdict is None where the check failed.
@@ -176,4 +181,5 @@ def outputs_of(outcome: Outcome, context: int, limit: int) -> list[dict[str, Any
     for name, remarks in outcome.measured.remarks.items():
         for shown, remark in zip(measured, remarks[context], strict=True):
             shown[name] = remark
-    return (beams + samples)[:limit]
+    with_ids = zip(beams + samples, outcome.shown_ids[context], strict=False)
+    return [{**output, "token_ids": ids} for output, ids in with_ids]

@@ -40,7 +40,6 @@ BASE = "base"
 _OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")
 """Metrics that compare an output with its context's reference."""
 _EXAMPLES = 8
-_OUTPUTS_SHOWN = 4
 
 Scores = Mapping[tuple[str, str], Tensor]
 """``[context, sample]`` log-probabilities under the first model of samples of the second, where they satisfy."""
@@ -177,7 +176,7 @@ class Evaluation:
             "row": context.row,
             "prompt": context.prompt,
             "columns": {key: value for key, value in context.columns.items() if isinstance(value, (str, int, float))},
-            "outputs": {shown: outputs_of(self.outcomes[name], index, _OUTPUTS_SHOWN) for name, shown in names.items()},
+            "outputs": {shown: outputs_of(self.outcomes[name], index) for name, shown in names.items()},
         }
 
 
