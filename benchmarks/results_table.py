@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.unseen import contexts_in_words
 
 
 def shown(metric: str, value: dict[str, float | None] | None) -> str:
@@ -68,7 +69,7 @@ def between(result: dict[str, Any]) -> list[str]:
 def main() -> None:
     for path in sys.argv[1:]:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
-        about = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
+        about = f"{contexts_in_words(result)}, {result['samples_per_context']} samples each"
         sys.stdout.write("\n".join([about, "", *table(result), "", *ratios(result), *between(result), ""]) + "\n")
 
 

@@ -235,7 +235,7 @@ def _evaluation_of(task: str, methods: dict[str, str], epochs: int) -> dict[str,
             outcomes[name]["entity_label"] = {key: int(value * (0.6 + satisfied)) for key, value in labels.items()}
     return {
         "task": task, "decoding": "ancestral" if task.startswith("code") else "beam", "contexts": 500,
-        "samples_per_context": 32, "resamples": 1000, "confidence": 0.95, "seed": 7,
+        "contexts_tuned_on": 0, "samples_per_context": 32, "resamples": 1000, "confidence": 0.95, "seed": 7,
         "frequencies": outcomes, "partition": [float(z) for z in rng.beta(0.7, 1.1, 500)],
         "examples": [_example(task, row, ["base", *methods]) for row in range(3)],
         "costs": {name: {"epochs": epochs, "samples": 512 * epochs, "tokens": 20000 * epochs, "seconds": 1.7 * epochs}

@@ -623,7 +623,7 @@ def test_a_run_that_the_comparison_does_not_hold_is_named(tmp_path: Path) -> Non
     late = "a-run-that-was-put-into-the-folder-after-the-comparison-was-made"
     run_folder(folder / late, epochs=20, seed=3)
     (note,) = read_study([folder]).notes
-    assert note == f"{late} is not in comparison.json: it is missing from the tables of held-out contexts"
+    assert note == f"{late} is not in comparison.json: it is missing from the tables of the evaluation"
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "text", 0, -1, True, [None], {"x": None}, 1e300, [[[]]]])

@@ -17,6 +17,7 @@ from cdpg import files
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.unseen import contexts_in_words, warning
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json
 
@@ -75,7 +76,7 @@ def card(
         _figures(evaluation),
         _use(kind, settings),
         _repetition(origin),
-        _limits(bool(evaluation)),
+        _limits(evaluation),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -128,7 +129,7 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
 def _figures(evaluation: Mapping[str, Any]) -> str:
     base, tuned = mapping(evaluation.get("base")), mapping(evaluation.get("tuned"))
     if not tuned:
-        return "## Figures\n\nThe model has not been evaluated on held-out contexts."
+        return "## Figures\n\nThe model has not been evaluated."
     names = [name for name in METRICS if name in tuned] + [name for name in tuned if name not in METRICS]
     rows = [
         (
@@ -141,9 +142,12 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
     ]
     confidence = evaluation.get("confidence")
     share = f"{confidence:.0%} intervals" if isinstance(confidence, float) else "intervals"
+    problem = warning(evaluation)
     return (
-        f"## Figures\n\nOn {_count(evaluation.get('contexts'))} held-out contexts, "
-        f"{_count(evaluation.get('samples_per_context'))} samples each, with {share} over contexts. "
+        "## Figures\n\n"
+        + (f"> **Warning:** {problem}.\n\n" if problem else "")
+        + f"On {contexts_in_words(evaluation)}, {_count(evaluation.get('samples_per_context'))} samples each, "
+        f"with {share} over contexts. "
         "KL(p, π) is the distance from the ideal model, KL(π, a) that from the base.\n\n"
         + _table(("metric", "base", "tuned", "better"), rows)
     )
@@ -187,16 +191,23 @@ def _repetition(origin: Mapping[str, Any]) -> str:
     return "\n\n".join(line for line in lines if line)
 
 
-def _limits(evaluated: bool) -> str:
+def _limits(evaluation: Mapping[str, Any]) -> str:
     sentences = [
         "Satisfaction is raised, not guaranteed: check outputs where it matters.",
         "The constraint is what its function checks and nothing more: neither truth nor safety was looked at.",
         "What the base gets wrong, and its biases, remain; its licence and terms apply.",
-        "The figures hold for contexts like those held out."
-        if evaluated
-        else "Nothing was measured on held-out contexts: evaluate the model before relying on it.",
+        _scope(evaluation),
     ]
     return "## Limits\n\n" + "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _scope(evaluation: Mapping[str, Any]) -> str:
+    """What the figures hold for."""
+    if not mapping(evaluation.get("tuned")):
+        return "Nothing was measured: evaluate the model before relying on it."
+    if warning(evaluation):
+        return "Contexts that were tuned on are among those measured: evaluate the model on new ones."
+    return "The figures hold for contexts like those measured."
 
 
 def _constraints(settings: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""One task, several methods and seeds: a run for each, then all models side by side on the same held-out contexts."""
+"""One task, several methods and seeds: a run for each, then all models side by side on the same contexts."""
 
 from __future__ import annotations
 
@@ -220,13 +220,19 @@ def compare(
 
 
 def evaluate_model(
-    job: Job, inputs: Inputs, model: str, command: str | None, tell: Callable[[str], None]
+    job: Job,
+    inputs: Inputs,
+    model: str,
+    command: str | None,
+    tell: Callable[[str], None],
+    tuned_on: frozenset[str] | None,
 ) -> dict[str, Any] | None:
     """Any model beside the job's base, as ``evaluation.json`` has it; None but on the main process.
 
-    A model whose tokens are not the base's is refused: p is defined on those.
+    A model whose tokens are not the base's is refused: p is defined on those. ``tuned_on`` has digests of the prompts
+    that it was tuned on, if they are known.
     """
-    held_out = make_trainer(job, inputs, command).held_out
+    held_out = dataclasses.replace(make_trainer(job, inputs, command).held_out, tuned_on=tuned_on)
     loaded = load_model(model, job.settings)
     _require_same_tokens(model, loaded, job.model, held_out)
     found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell, GentleStop())

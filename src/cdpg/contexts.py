@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -140,6 +140,16 @@ def whole_groups(numbers: Sequence[int], order: Iterable[int], count: int) -> se
 def prompt_key(context: Context) -> str:
     """A text that equal prompts have in common, and no others."""
     return json.dumps(_canonical(context.prompt))
+
+
+def prompt_digests(contexts: Iterable[Context]) -> list[str]:
+    """A short hash of each context's prompt: enough to recognise a prompt, and too little to read it."""
+    return [hashlib.sha256(prompt_key(context).encode("ascii")).hexdigest()[:16] for context in contexts]
+
+
+def count_tuned_on(contexts: Iterable[Context], tuned_on: Container[str]) -> int:
+    """How many of the contexts have a prompt that was tuned on; ``tuned_on`` holds the digests of those prompts."""
+    return sum(digest in tuned_on for digest in prompt_digests(contexts))
 
 
 class ContextStream:

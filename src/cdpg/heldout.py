@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Judge
-from cdpg.contexts import Context
+from cdpg.contexts import Context, count_tuned_on
 from cdpg.errors import UserError
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import POOLED
@@ -25,6 +25,7 @@ from cdpg.evaluation.measures import Measure, Measured
 from cdpg.evaluation.outcome import SHOWN, Outcome
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.evaluation.summary import BASE, Evaluation
+from cdpg.evaluation.unseen import TUNED_ON
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.objectives.base import Epoch
 from cdpg.parallel import Processes
@@ -45,7 +46,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out contexts and how they are judged and measured; the same for every model."""
+    """Contexts to evaluate on and how they are judged and measured; the same for every model."""
 
     contexts: Sequence[Context]
     prompts: Sequence[Prompt]
@@ -56,6 +57,8 @@ class HeldOut:
     processes: Processes
     read: Reader
     stop: StopRule | None = None
+    tuned_on: frozenset[str] | None = None
+    """Digests of the prompts that the models were tuned on; None where that is not known."""
 
     def evaluate(
         self,
@@ -81,7 +84,13 @@ class HeldOut:
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(model, outcome)
-        return Evaluation.of(outcomes, scores, self.config, about) if self.processes.is_main else None
+        if not self.processes.is_main:
+            return None
+        return Evaluation.of(outcomes, scores, self.config, about, self.count_tuned_on(limit))
+
+    def count_tuned_on(self, limit: int | None = None) -> int | None:
+        """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None: not known."""
+        return None if self.tuned_on is None else count_tuned_on(self.contexts[:limit], self.tuned_on)
 
     def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
         """Samples, beams and, on the main process, measurements of one model; ``base`` is the name of the base."""
@@ -197,6 +206,7 @@ class Examination:
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
             "contexts": len(self._base.contexts),
+            TUNED_ON: self._held_out.count_tuned_on(limit),
             "samples_per_context": config.evaluation_samples,
             "metrics": metrics[TUNED if epoch else BASE],
             **({"base": {POOLED: pooled}} if epoch else {}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
 from cdpg.constraints.named import load_constraint
-from cdpg.contexts import DEFAULT_COLUMN, Context, groups, load_contexts, prompt_key, whole_groups
+from cdpg.contexts import DEFAULT_COLUMN, Context, count_tuned_on, groups, load_contexts, prompt_digests, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.foreign_names import unknown_setting
@@ -40,6 +40,10 @@ class Inputs:
     constraints: list[Any]
     measure: Measure
     stop: StopRule | None
+
+    def count_tuned_on(self) -> int:
+        """How many of the contexts to evaluate on have a prompt that is tuned on."""
+        return count_tuned_on(self.held_out, set(prompt_digests(self.tuning)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,8 +220,7 @@ def _seed(value: Any) -> int:
 
 
 def _tell_shared(tuning: Sequence[Context], held_out: Sequence[Context], notify: Notify) -> None:
-    tuned_on = set(map(prompt_key, tuning))
-    shared = sum(prompt_key(context) in tuned_on for context in held_out)
+    shared = count_tuned_on(held_out, set(prompt_digests(tuning)))
     if shared:
         notify(
             f"{shared:,} of {len(held_out):,} contexts to evaluate on have a prompt that is tuned on, too: the "

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -35,6 +35,11 @@ class RunFolder:
     def config(self) -> Path:
         """Everything needed to repeat the run."""
         return self.path / "config.yaml"
+
+    @property
+    def tuned_on(self) -> Path:
+        """A digest of each prompt that is tuned on, so that an evaluation knows which of its contexts are not new."""
+        return self.path / "tuned_on.txt"
 
     @property
     def metrics(self) -> Path:
@@ -63,7 +68,7 @@ class RunFolder:
 
     @property
     def evaluation(self) -> Path:
-        """Metrics of the base and of the tuned model on held-out contexts."""
+        """Metrics of the base and of the tuned model."""
         return self.path / "evaluation.json"
 
     @property
@@ -125,7 +130,7 @@ class RunFolder:
         """Nothing that a run writes may lead out of its folder."""
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
-            *(self.nonfinite, self.evaluations, self.failures, self.path / ".lock"),
+            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.path / ".lock"),
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):
@@ -293,6 +298,19 @@ def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
     # In ASCII: the library writes some characters, such as U+0085, so that it cannot read them back.
     text = yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=False)
     _write_atomically(path, text.encode("ascii"))
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines of ASCII, whole or not at all."""
+    _write_atomically(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
+
+
+def read_tuned_on(folder: RunFolder) -> frozenset[str] | None:
+    """Digests of the prompts that a run was tuned on; None for what is no run, or one that did not keep them."""
+    try:
+        return frozenset(folder.tuned_on.read_text(encoding="ascii").split())
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def write_folder(path: Path, write: Callable[[Path], Any]) -> None:

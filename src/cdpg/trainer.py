@@ -19,7 +19,7 @@ from cdpg.callbacks import Callbacks
 from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
-from cdpg.contexts import ContextStream, load_contexts
+from cdpg.contexts import ContextStream, load_contexts, prompt_digests
 from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
@@ -39,7 +39,7 @@ from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_c
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
-from cdpg.runlog import JsonlFile, RunFolder, last_record, write_folder, write_yaml
+from cdpg.runlog import JsonlFile, RunFolder, last_record, write_folder, write_lines, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
@@ -58,10 +58,11 @@ class CDPGTrainer:
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
     ``(prompts, completions, **columns)``, or their names (``"module:function"``); ``args`` a
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
-    :func:`~cdpg.contexts.load_contexts` takes. ``eval_dataset``, of the same kind, is held out: the base and the policy
-    are evaluated on it along the run and at its end. ``stop`` may end a sequence before its end token, for the base and
-    the policy alike; ``measure`` adds metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and
-    constraint by name) are written to ``config.yaml``, so that the run can be repeated from it.
+    :func:`~cdpg.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of the same
+    kind, along the run and at its end; it should be held out, and the figures say how many of its prompts are tuned on,
+    too. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds metrics to
+    the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to ``config.yaml``, so
+    that the run can be repeated from it.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class CDPGTrainer:
         self._used, self._inputs = False, dict(inputs or {})
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
-            Reader(limits), stop,
+            Reader(limits), stop, frozenset(prompt_digests(self.contexts)),
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
@@ -189,7 +190,7 @@ class CDPGTrainer:
         return record or last_record(self.folder.metrics)
 
     def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """The base and the tuned model on all held-out contexts, with intervals; written to ``evaluation.json``.
+        """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
 
         ``tell`` hears how far it has come.
         """
@@ -348,6 +349,7 @@ class CDPGTrainer:
             if 0 < done < self.args.epochs:  # what an earlier end has left is no longer the run's
                 files.discard(self.folder.model)
                 files.discard(self.folder.evaluation)
+            write_lines(self.folder.tuned_on, sorted(set(prompt_digests(self.contexts))))
             write_yaml(self.folder.config, {**self._inputs, **self.args.to_mapping(), "origin": self._origin})
         for notice in generation_notices(inner_model(self.model)):
             progress.note(notice)

@@ -203,7 +203,7 @@ def trainer(folder: Path) -> CDPGTrainer:
     "name",
     [
         "config.yaml", "metrics.jsonl", "samples.jsonl", "failures.jsonl", "evaluations.jsonl", "checkpoints", "model",
-        ".lock", "nonfinite", "checkpoints/x",
+        ".lock", "nonfinite", "checkpoints/x", "tuned_on.txt",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("resume", [False, True])

@@ -48,7 +48,7 @@ def check(
     from cdpg.dry import take
 
     quiet_transformers()
-    note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
+    note(console, plan(job, inputs))
     found = take(job, inputs, number, lambda text: note(console, text))
     output = Console()
     output.print(_figures(found))

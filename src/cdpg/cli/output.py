@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cdpg.errors import CDPGError
-from cdpg.job import Job
+from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words
+from cdpg.job import Inputs, Job
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, read_json
 from cdpg.tables import print_models
@@ -23,12 +24,13 @@ def console_of_main() -> Console:
     return Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
 
 
-def plan(job: Job, contexts: int, held_out: int) -> str:
+def plan(job: Job, inputs: Inputs) -> str:
     settings = job.settings
+    evaluated = {"contexts": len(inputs.held_out), TUNED_ON: inputs.count_tuned_on()}
     return (
-        f"{settings.method} on {job.model}: {contexts:,} contexts, {settings.epochs:,} epochs of "
-        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; {held_out:,} contexts held out; "
-        f"output in {settings.output_dir}"
+        f"{settings.method} on {job.model}: {len(inputs.tuning):,} contexts, {settings.epochs:,} epochs of "
+        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; evaluation on "
+        f"{contexts_in_words(evaluated)}; output in {settings.output_dir}"
     )
 
 
@@ -39,7 +41,7 @@ def finish_run(console: Console, folder: RunFolder, record: dict[str, Any], repo
     if folder.evaluation.is_file():
         result = read_json(folder.evaluation)
         models = {name: result[name] for name in ("base", "tuned")}
-        title = f"{result['contexts']} held-out contexts, {result['samples_per_context']} samples each"
+        title = f"{contexts_in_words(result)}, {result['samples_per_context']} samples each"
         print_models(console, title, models, result["changes"])
     elif record:
         console.print(_epoch_table(record))

@@ -7,6 +7,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from cdpg.cli.output import console_of_main, note, quiet_transformers, show, sho
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
+from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.job import Inputs, Job, gather, prompting, without_task
 from cdpg.models.names import locate
 from cdpg.report.values import is_chat
@@ -67,7 +69,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
     settings: Setting = None,
 ) -> None:
-    """Evaluate any model on held-out contexts beside its base.
+    """Evaluate any model beside its base, on held-out contexts.
 
     Examples:
 
@@ -93,10 +95,11 @@ def evaluate(
     target = output or (folder.evaluation if own else _elsewhere())
     from cdpg.card import write_evaluation
     from cdpg.comparison import evaluate_model
-    from cdpg.runlog import costs, write_json
+    from cdpg.runlog import costs, read_tuned_on, write_json
 
     quiet_transformers()
-    result = evaluate_model(job, inputs, path, shlex.join(sys.argv), lambda text: note(console, text))
+    tell, tuned_on = partial(note, console), read_tuned_on(folder)
+    result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, tuned_on)
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     if own and output is None:
@@ -106,7 +109,7 @@ def evaluate(
         write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     shown = Console()
     models = {name: result[name] for name in ("base", "tuned")}
-    print_models(shown, f"{model} on {result['contexts']} held-out contexts", models, result["changes"])
+    print_models(shown, f"{model} on {contexts_in_words(result)}", models, result["changes"])
     show(shown, [f"figures: {target}"])
 
 

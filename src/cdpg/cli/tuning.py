@@ -14,6 +14,7 @@ from rich.console import Console
 from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
 from cdpg.config import CDPGConfig
+from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.job import Job
 from cdpg.runlog import RunFolder
 from cdpg.tables import print_models
@@ -47,7 +48,7 @@ def run(
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))
-    note(console, plan(job, len(inputs.tuning), len(inputs.held_out)))
+    note(console, plan(job, inputs))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
         finish_run(Console(), trainer.folder, record, report)
@@ -80,13 +81,13 @@ def compare(
     quiet_transformers()
     runs = list(comparison.entrants(job, names, seeds))
     comparison.require_place(job, runs, resume)
-    note(console, plan(job, len(inputs.tuning), len(inputs.held_out)) + f"; {len(runs)} runs: {', '.join(names)}")
+    note(console, plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
     result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv), partial(note, console))
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     folder = Path(job.settings.output_dir)
     lines = [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"]
-    title, models = f"{job.task or job.model}, {result['contexts']} held-out contexts", result["models"]
+    title, models = f"{job.task or job.model}, {contexts_in_words(result)}", result["models"]
     if "seeds" in result:
         title += f"; beside the base, mean and range over {seeds} seeds"
         models = {"base": models["base"], **result["seeds"]}

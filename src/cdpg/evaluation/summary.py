@@ -34,6 +34,7 @@ from cdpg.evaluation.statistics import (
     ratio,
     resample,
 )
+from cdpg.evaluation.unseen import TUNED_ON, warning
 from cdpg.target import log_target
 
 BASE = "base"
@@ -56,16 +57,23 @@ class Evaluation:
     """Share of failed checks beyond which the figures are not to be relied upon."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the files say beside the figures: task, command, versions."""
+    tuned_on: int | None = None
+    """How many of the contexts have a prompt that was tuned on; None where that is not known."""
 
     @classmethod
     def of(
-        cls, outcomes: Mapping[str, Outcome], scores: Scores, config: CDPGConfig, about: Mapping[str, Any]
+        cls,
+        outcomes: Mapping[str, Outcome],
+        scores: Scores,
+        config: CDPGConfig,
+        about: Mapping[str, Any],
+        tuned_on: int | None = None,
     ) -> Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
-        return cls(outcomes, statistics, config.seed, config.check_failures, about)
+        return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on)
 
     def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """Every metric of every model with its interval."""
@@ -87,7 +95,7 @@ class Evaluation:
         return {
             **self.about,
             "decoding": "ancestral" if base.beams is None else "beam",
-            "contexts": len(base.contexts),
+            **self._on_contexts(),
             "samples_per_context": base.table("b").shape[1],
             "resamples": RESAMPLES,
             "confidence": CONFIDENCE,
@@ -99,11 +107,20 @@ class Evaluation:
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
             "notices": [
+                *self._on_tuned_contexts(),
                 *self._on_references(),
                 *(notice for name, shown in names.items() for notice in self._notices(name, shown)),
             ],
             "examples": [self._example(index, names) for index in self._example_indices()],
         }
+
+    def _on_contexts(self) -> dict[str, Any]:
+        return {"contexts": len(self.outcomes[BASE].contexts), TUNED_ON: self.tuned_on}
+
+    def _on_tuned_contexts(self) -> Iterator[str]:
+        problem = warning(self._on_contexts())
+        if problem:
+            yield f"{problem}; give others to evaluate on (eval_contexts, in Python eval_dataset)"
 
     def _on_references(self) -> Iterator[str]:
         """How many contexts lack what some metrics compare with, where others have it."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
+from cdpg.evaluation.unseen import warning
 from cdpg.report.charts import Chart, Line, compact, draw_bars, draw_lines, draw_stacks, mark_level, plain, use_log
 from cdpg.report.series import (
     Clock,
@@ -61,10 +62,12 @@ def axis_label(metric: Metric) -> str:
 
 
 def _training(study: Study, clock: Clock) -> Iterator[Chart]:
-    """Every metric through training (figures 2 to 4); from the epochs' own samples where nothing was held out."""
+    """Every metric through training (figures 2 to 4); from the epochs' own samples where nothing was evaluated."""
     records = (mapping(record.get("metrics")) for run in study.runs for record in run.evaluations)
     names = list(dict.fromkeys(name for record in records for name in record))
     names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+    seen = any(warning(record) for run in study.runs for record in run.evaluations[-1:])
+    on_seen = f" On {study.evaluated_along}." if seen else ""
     for name in names:
         lines = _lines(study, lambda group, name=name: evaluated(group, name, clock))
         if lines:
@@ -73,7 +76,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
             yield Chart(
                 f"training-{_stem(name)}",
                 _capital(metric.label),
-                f"{metric.meaning}{pools if name == POOLED else ''}",
+                f"{metric.meaning}{on_seen}{pools if name == POOLED else ''}",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric), base=base),
             )
     if names:

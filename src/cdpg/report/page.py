@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from cdpg.evaluation.catalogue import METRICS, POOLED
+from cdpg.evaluation.unseen import contexts_in_words, warning
 from cdpg.report.charts import Chart, to_svg
 from cdpg.report.diagnosis import diagnose
 from cdpg.report.figures import figures_of
@@ -34,7 +35,7 @@ _SECTIONS = {
     "training": (
         "Through training",
         "Training",
-        "On held-out contexts; methods are compared at equal numbers of training samples.",
+        "Methods are compared at equal numbers of training samples.",
     ),
     "cost": ("What it cost", "Cost", "In distance from the base, and in time."),
     "frequencies": ("What the outputs are made of", "Outputs", ""),
@@ -93,6 +94,7 @@ def render(study: Study) -> str:
             title=study.task or (short(study.runs[0].name) if len(study.runs) == 1 else "runs"),
             study=study,
             conditions=_conditions(study),
+            warnings=_warnings(study),
             cards=[card for group in study.groups for card in _cards(study, group)],
             findings=diagnose(study),
             tables=tables,
@@ -160,7 +162,8 @@ def _sections(charts: list[Chart], study: Study) -> list[Section]:
         if key == "training" and not any(run.evaluations for run in study.runs):
             intro = "On training contexts: nothing was evaluated along the way. Bands: the middle 80 % of epochs."
         elif key == "training":
-            intro = f"{intro} {_BANDS.format(confidence=number(study.evaluation.get('confidence')) or 0.95)}"
+            confidence = number(study.evaluation.get("confidence")) or 0.95
+            intro = f"On {study.evaluated_along}. {intro} {_BANDS.format(confidence=confidence)}"
         if figures:
             sections.append(Section(key, title, link, intro, figures))
     return sections
@@ -200,7 +203,7 @@ def _conditions(study: Study) -> str:
     values = {key: count(study.evaluation.get(key)) for key in ("contexts", "samples_per_context", "resamples")}
     if values["contexts"] is None:
         return ""
-    parts = [f"Measured on {values['contexts']:,.0f} held-out contexts"]
+    parts = [f"Measured on {contexts_in_words(study.evaluation)}"]
     if values["samples_per_context"] is not None:
         parts.append(f"{values['samples_per_context']:,.0f} samples each")
     confidence = number(study.evaluation.get("confidence")) or 0.95
@@ -209,6 +212,12 @@ def _conditions(study: Study) -> str:
     if study.evaluation.get("decoding") == "beam":
         parts.append("the task's own metrics on the outputs of beam search")
     return f"{', '.join(parts)}."
+
+
+def _warnings(study: Study) -> list[str]:
+    """What to think of figures that are not of held-out contexts alone, each sentence once."""
+    found = [warning(study.evaluation), *(warning(run.evaluation) for run in study.runs)]
+    return list(dict.fromkeys(sentence for sentence in found if sentence))
 
 
 def _repeat(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.style import BASE, METHODS, OTHERS, Style
 from cdpg.report.values import Interval, distinct, interval, number, numbered, short, text, without
@@ -60,6 +61,12 @@ class Study:
         """Names of all metrics of any model, in the order of the files."""
         of_models = mapping(self.evaluation.get("models")).values()
         return tuple(dict.fromkeys(name for metrics in of_models for name in mapping(metrics)))
+
+    @property
+    def evaluated_along(self) -> str:
+        """The contexts of the evaluations along the runs, in words; where runs differ in them, nothing is claimed."""
+        found = {contexts_in_words(run.evaluations[-1]) for run in self.runs if run.evaluations}
+        return found.pop() if len(found) == 1 else "contexts"
 
     def metric(self, model: str, name: str) -> Interval | None:
         """A model's figure from the final evaluation."""
@@ -112,7 +119,7 @@ def read_study(paths: Sequence[Path]) -> Study:
     names, lack = _names(found), "is not in comparison.json" if compared else "has no evaluation.json"
     held = set(compared) or {name for name, run in zip(names, found.runs, strict=True) if run.evaluation}
     missing = (short(name, 120) for name in names if name not in held)
-    notes += [f"{name} {lack}: it is missing from the tables of held-out contexts" for name in missing]
+    notes += [f"{name} {lack}: it is missing from the tables of the evaluation" for name in missing]
     return Study(task, groups, evaluation, tuple(notes))
 
 
