@@ -107,7 +107,7 @@ class Evaluation:
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
             "notices": [
-                *self._on_tuned_contexts(),
+                *(self._on_tuned_contexts() if tuned else ()),
                 *self._on_references(),
                 *(notice for name, shown in names.items() for notice in self._notices(name, shown)),
             ],
