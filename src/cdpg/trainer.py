@@ -60,9 +60,9 @@ class CDPGTrainer:
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
     :func:`~cdpg.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of the same
     kind, along the run and at its end; it should be held out, and the figures say how many of its prompts are tuned on,
-    too. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds metrics to
-    the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to ``config.yaml``, so
-    that the run can be repeated from it.
+    too. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds metrics
+    to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to
+    ``config.yaml``, so that the run can be repeated from it.
     """
 
     def __init__(
