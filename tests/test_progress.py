@@ -35,7 +35,7 @@ def plain_lines(total: int, seconds_per_epoch: float, first: int = 1, last: int 
     with Progress(total, Console(file=stream), clock) as progress:
         for epoch in range(first, (total if last is None else last) + 1):
             clock.now += seconds_per_epoch
-            progress.update(record(epoch))
+            progress.update(record(epoch, seconds=seconds_per_epoch, tokens=240 * seconds_per_epoch * 5))
     return stream.getvalue().splitlines()
 
 
@@ -57,7 +57,7 @@ def terminal(stream: io.StringIO, width: int = 160) -> Console:
 
 def test_a_line_says_it_all() -> None:
     assert plain_lines(1000, 5.0, last=1) == [
-        "epoch 1/1000, satisfaction 0.412, coverage 0.88, KL 3.46, 1,200 tokens/s, 1h23m left"
+        "epoch 1/1000, satisfaction 0.412, coverage 0.88, rough KL(p,pi) 3.46, 1,200 tokens/s, 1h23m left"
     ]
 
 
@@ -95,8 +95,8 @@ def test_what_is_not_known_is_a_dash(missing: float | None) -> None:
         progress.update(record(1, kl_target_policy=missing, satisfaction=missing, seconds=0.0))
         progress.update({"epoch": 2})
     first, second = stream.getvalue().splitlines()
-    assert first == "epoch 1/2, satisfaction -, coverage 0.88, KL -, - tokens/s, 0s left"
-    assert second == "epoch 2/2, satisfaction -, coverage -, KL -, - tokens/s, 0s left"
+    assert first == "epoch 1/2, satisfaction -, coverage 0.88, rough KL(p,pi) -, - tokens/s, 0s left"
+    assert second == "epoch 2/2, satisfaction -, coverage -, rough KL(p,pi) -, - tokens/s, 0s left"
 
 
 def test_notes_are_one_line_without_control_characters() -> None:
@@ -113,23 +113,31 @@ def test_time_left_follows_the_recent_rate() -> None:
     stream, clock = io.StringIO(), Clock()
     with Progress(200, Console(file=stream), clock) as progress:
         for epoch in range(1, 151):
-            clock.now += 100.0 if epoch <= 100 else 10.0
-            progress.update(record(epoch))
+            seconds = 100.0 if epoch <= 100 else 10.0
+            clock.now += seconds
+            progress.update(record(epoch, seconds=seconds))
             if epoch == 1:
                 assert stream.getvalue().endswith(", 5h31m left\n")  # 199 times 100 s
     assert stream.getvalue().endswith(", 8m20s left\n")  # 50 times 10 s, the slow start forgotten
 
 
+def test_time_left_is_what_the_trainer_says_it_is() -> None:
+    stream = io.StringIO()
+    with Progress(10, Console(file=stream), Clock(), lambda done, epoch: 1000 * done + epoch) as progress:
+        progress.update(record(3, seconds=7.0))
+    assert stream.getvalue().endswith(", 50m07s left\n")
+
+
 def test_the_first_epoch_tells_time_and_memory() -> None:
     config = CDPGConfig(epochs=101, evaluate_every=50, evaluation_contexts=10)
     told = outlook(config, 1, 6.0, 20, 0.5, {"memory": 3_210_000_000, "GPU memory": 512_000_000})
-    seconds = 100 * 6 + 0.5 * (3 * 10 + 2 * 20)
+    evaluations = 0.5 * (3 * 10 + 2 * 20)
     assert told == (
-        f"an epoch takes about 6s: {int(seconds // 60)}m{int(seconds % 60):02d}s for the rest of the run; "
+        f"an epoch takes about 6s; evaluations are {evaluations / (600 + evaluations):.0%} of the time left; "
         "at most 3.2 GB of memory, 512 MB of GPU memory in use so far"
     )
-    assert "10m00s for the rest of the run, evaluations not counted;" in outlook(config, 1, 6.0, 20, None, {})
-    assert "takes about 0.25s" in outlook(config, 1, 0.25, 0, None, {})
+    assert "6s; the time left does not count evaluations; at most" in outlook(config, 1, 6.0, 20, None, {})
+    assert "takes about 0.25s; at most" in outlook(config, 1, 0.25, 0, None, {})
     assert memory.peak()["memory"] > 10_000_000
 
 
@@ -145,10 +153,10 @@ def test_a_terminal_gets_one_live_line() -> None:
     with Progress(10, terminal(stream), clock) as progress:
         for epoch in range(1, 4):
             clock.now += 2.0
-            progress.update(record(epoch))
+            progress.update(record(epoch, seconds=2.0, tokens=2400))
         progress.note("[bold]a notice\x1b[2J[/bold]")
     shown = stream.getvalue()
-    assert "epoch 3/10, satisfaction 0.412, coverage 0.88, KL 3.46, 1,200 tokens/s, 14s left" in shown
+    assert "epoch 3/10, satisfaction 0.412, coverage 0.88, rough KL(p,pi) 3.46, 1,200 tokens/s, 14s left" in shown
     assert "[bold]a notice[2J[/bold]" in shown
     assert "\x1b[2J" not in shown
     assert "━" in shown

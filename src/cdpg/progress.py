@@ -32,22 +32,27 @@ class Progress:
     """Shows one metrics record an epoch on standard error. It never stops a run: output that fails is dropped."""
 
     def __init__(
-        self, total_epochs: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        total_epochs: int,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seconds_left: Callable[[int, float], float] | None = None,
     ) -> None:
+        """``seconds_left(done, epoch)``: what is left after ``done`` epochs if one takes ``epoch`` seconds; by default
+        the epochs alone."""
         self._total = total_epochs
+        self._left = seconds_left or (lambda done, epoch: max(0, total_epochs - done) * epoch)
         self._console = Console(stderr=True) if console is None else console
         self._clock = clock
-        self._times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_WINDOW + 1)
-        self._started = clock()
+        self._seconds: collections.deque[float] = collections.deque(maxlen=_WINDOW)
         self._unshown: str | None = None
         self._shown_epoch: int | None = None
         self._shown_at = 0.0
-        self._told_at = self._started
+        self._told_at = clock()
         self._bar: rich_progress.Progress | None = None
         self._task = rich_progress.TaskID(0)
 
     def __enter__(self) -> Progress:
-        self._started = self._clock()
         if self._console.is_interactive and self._console.file.isatty():  # the first alone can be forced by settings
             # No refresh thread: workers are forked while the bar is up, and a fork must not copy a held lock.
             self._bar = rich_progress.Progress(
@@ -76,10 +81,8 @@ class Progress:
     def update(self, record: Mapping[str, Any]) -> None:
         """Show the metrics of the epoch that has just ended; ``record["epoch"]`` counts from 1."""
         epoch, now = int(record["epoch"]), self._clock()
-        if not self._times:
-            self._times.append((epoch - 1, self._started))
-        self._times.append((epoch, now))
-        line = _status(record, self._total, self._seconds_left())
+        self._seconds.extend([record["seconds"]] if record.get("seconds") is not None else [])
+        line = _status(record, self._total, self._seconds_left(epoch))
         if self._bar is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._bar.update(self._task, completed=epoch, description=line, refresh=True)
@@ -115,10 +118,9 @@ class Progress:
         epochs_due = epoch - self._shown_epoch >= self._total / _LINES_PER_RUN
         return epochs_due and now - self._shown_at >= _SECONDS_BETWEEN_LINES
 
-    def _seconds_left(self) -> float:
-        (first_epoch, first_time), (epoch, now) = self._times[0], self._times[-1]
-        seconds_per_epoch = (now - first_time) / max(1, epoch - first_epoch)
-        return max(0, self._total - epoch) * seconds_per_epoch
+    def _seconds_left(self, done: int) -> float | None:
+        """By the mean of the latest epochs; None before the first."""
+        return self._left(done, sum(self._seconds) / len(self._seconds)) if self._seconds else None
 
     def _write(self, line: str) -> None:
         # Not console.print: it wraps lines, and ends the program when the reader of a pipe has gone.
@@ -135,14 +137,20 @@ def outlook(
     evaluated_context: float | None,
     peak: Mapping[str, int],
 ) -> str:
-    """What the first epoch tells of the rest: seconds of it and of a context's evaluation, and bytes held so far."""
+    """What the first epoch tells of the run: its seconds, the evaluations' share of the rest, bytes held so far.
+
+    ``evaluated_context``: seconds to evaluate a context; None where none has been evaluated yet.
+    """
     left = run_seconds(config, epoch, evaluated_context or 0.0, held_out, done)
-    uncounted = ", evaluations not counted" if held_out and evaluated_context is None else ""
+    evaluations = left - run_seconds(config, epoch, 0.0, held_out, done)
+    share = ""
+    if held_out and evaluated_context is None:
+        share = "; the time left does not count evaluations"
+    elif evaluations > 0:
+        share = f"; evaluations are {evaluations / left:.0%} of the time left"
     memories = ", ".join(f"{memory.told(count)} of {kind}" for kind, count in peak.items())
-    return (
-        f"an epoch takes about {duration(epoch) if epoch >= 1 else f'{epoch:.2f}s'}: {duration(left)} for the rest of "
-        f"the run{uncounted}; at most {memories} in use so far"
-    )
+    seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
+    return f"an epoch takes about {seconds}{share}; at most {memories} in use so far"
 
 
 def plain_text(text: str, limit: int = 200) -> str:
@@ -179,17 +187,20 @@ def _visible(character: str) -> str:
     return "" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character
 
 
-def _status(record: Mapping[str, Any], total: int, seconds_left: float) -> str:
-    """``epoch 12/1000, satisfaction 0.412, …`` in plain ASCII, which any log file takes."""
+def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -> str:
+    """``epoch 12/1000, satisfaction 0.412, …`` in plain ASCII, which any log file takes.
+
+    The KL is called rough: it comes from the epoch's own samples, cannot exceed log M and tends to be too low.
+    """
     tokens, seconds = record.get("tokens"), record.get("seconds")
     rate = tokens / seconds if tokens is not None and seconds else None
     parts = [
         f"epoch {record['epoch']}/{total}",
         f"satisfaction {_number(record.get('satisfaction'), '.3f')}",
         f"coverage {_number(record.get('coverage'), '.2f')}",
-        f"KL {_number(record.get('kl_target_policy'), '.2f')}",
+        f"rough KL(p,pi) {_number(record.get('kl_target_policy'), '.2f')}",
         f"{_number(rate, ',.0f')} tokens/s",
-        f"{duration(seconds_left)} left",
+        f"{'-' if seconds_left is None else duration(seconds_left)} left",
     ]
     return ", ".join(parts)
 

@@ -95,13 +95,18 @@ def _text(value: Any) -> str:
     return str(sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value)
 
 
+def model_name(module: nn.Module) -> str:
+    """What a model that was given as an object is called."""
+    return str(getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__)
+
+
 def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
     """Refuse to continue a run under settings, a model or data that would make it another one; all changes named.
 
     ``state`` is that of the checkpoint after ``done`` epochs. What may change but is not without effect is returned,
     a sentence each, to be told.
     """
-    then = CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in vars(config)})
+    then = _settings(state, config)
     changes = [
         f"{key} was {value!r} and is {getattr(config, key)!r}"
         for key, value in vars(then).items()
@@ -122,6 +127,19 @@ def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: M
     return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
 
 
+def with_warmup_of(state: Mapping[str, Any], config: CDPGConfig) -> CDPGConfig:
+    """The settings with the warm-up of the run to continue, where none is set.
+
+    The default depends on the number of epochs, so a run that is made longer would otherwise have had another.
+    """
+    return config if config.warmup_epochs is not None else config.replace(warmup_epochs=_settings(state, config).warmup)
+
+
+def _settings(state: Mapping[str, Any], config: CDPGConfig) -> CDPGConfig:
+    """The settings that a checkpoint's run had, but for those that no longer exist."""
+    return CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in vars(config)})
+
+
 def _rate_changes(done: int, then: CDPGConfig, config: CDPGConfig) -> list[str]:
     """Whether the epochs that are done would have had other learning rates, at the first that would."""
     if then.learning_rate != config.learning_rate:
@@ -132,8 +150,18 @@ def _rate_changes(done: int, then: CDPGConfig, config: CDPGConfig) -> list[str]:
                 f"the learning rate of epoch {epoch} was {then.rate(epoch):.3g} and would have been "
                 f"{config.rate(epoch):.3g} with {config.epochs} epochs, warm-up {config.warmup} and decay "
                 f"{config.decay_epochs} (they were {then.epochs}, {then.warmup}, {then.decay_epochs})"
+                + _cure(then, config)
             ]
     return []
+
+
+def _cure(then: CDPGConfig, config: CDPGConfig) -> str:
+    """How to keep the schedule of the epochs that are done."""
+    if config.warmup != then.warmup and config.decay_epochs == then.decay_epochs == 0:
+        return f": set warmup_epochs={then.warmup}"
+    if then.decay_epochs:
+        return ": a run whose rate has begun to fall cannot be made longer"
+    return f": set warmup_epochs={then.warmup} and decay_epochs={then.decay_epochs}"
 
 
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -24,6 +25,7 @@ from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
 from cdpg.failures import FailureLog
+from cdpg.forecast import run_seconds
 from cdpg.heldout import TUNED, Examination, HeldOut, refuse_stopped_beams
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
@@ -140,7 +142,7 @@ class CDPGTrainer:
             _hold(self.folder, main),
             closing(self.held_out),
             GentleStop() as stop,
-            _progress(self.args.epochs, main) as progress,
+            _progress(self.args.epochs, main, self._seconds_left) as progress,
         ):
             done = self._begin(resume_from_checkpoint, progress, stop)
             self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
@@ -222,7 +224,7 @@ class CDPGTrainer:
     def _where_from(self, model: Any, stop: StopRule | None, command: str | None) -> Any:
         """What ``config.yaml`` says of the run's origin."""
         return provenance.origin(
-            model if isinstance(model, str) else _model_name(self.policy),
+            model if isinstance(model, str) else provenance.model_name(self.model),
             self.base.module,
             [name_of(constraint) for constraint in self.judge.constraints],
             self.contexts,
@@ -288,6 +290,11 @@ class CDPGTrainer:
                 self._write_checkpoint(done)
                 tell(f"a checkpoint of epoch {done} is written")
 
+    def _seconds_left(self, done: int, epoch: float) -> float:
+        """After ``done`` epochs, if one takes ``epoch`` seconds; evaluations count as soon as one has been made."""
+        context = self._examination.seconds_per_context or 0.0
+        return run_seconds(self.args, epoch, context, len(self.eval_contexts), done)
+
     def _hopeless(self, number: int) -> RunError:
         return RunError(
             f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
@@ -332,6 +339,8 @@ class CDPGTrainer:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used, done = True, 0 if checkpoint is None else checkpoint.epoch
         if checkpoint is not None:
+            self.args = provenance.with_warmup_of(checkpoint.state, self.args)
+            self._updater = dataclasses.replace(self._updater, config=self.args)
             for notice in provenance.check_resume(checkpoint.epoch, checkpoint.state, self.args, self._origin):
                 progress.note(notice)
             self._trainable.restore(checkpoint)
@@ -381,15 +390,10 @@ class CDPGTrainer:
         save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
 
 
-def _model_name(policy: LanguageModel) -> str:
-    config = getattr(policy.module, "config", None)
-    return str(getattr(config, "_name_or_path", "") or type(policy.module).__name__)
-
-
 def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
     """The main process holds the run's folder; the others write nothing."""
     return folder if main else nullcontext()
 
 
-def _progress(epochs: int, main: bool) -> Progress:
-    return Progress(epochs) if main else Progress(epochs, Console(file=StringIO()))
+def _progress(epochs: int, main: bool, seconds_left: Callable[[int, float], float]) -> Progress:
+    return Progress(epochs, None if main else Console(file=StringIO()), seconds_left=seconds_left)

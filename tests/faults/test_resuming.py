@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer, provenance
@@ -126,6 +127,32 @@ def test_what_lets_lines_mean_different_things_is_told(
     make(tmp_path, held_out=CONTEXTS).train()
     make(tmp_path, epochs=5, **({"held_out": CONTEXTS} | change)).train(resume_from_checkpoint=True)
     assert told in capsys.readouterr().err
+
+
+def test_a_finished_run_with_the_default_warmup_can_be_made_longer(tmp_path: Path) -> None:
+    """Its warm-up stays: a tenth of the epochs it was made with, not of those it has now."""
+    make(tmp_path, epochs=20, warmup_epochs=None, save_every=100).train()
+    make(tmp_path, epochs=40, warmup_epochs=None, save_every=100).train(resume_from_checkpoint=True)
+    make(tmp_path, epochs=41, warmup_epochs=None, save_every=100).train(resume_from_checkpoint=True)
+    rates = [line["learning_rate"] for line in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert rates == [0.025] + [0.05] * 40
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["warmup_epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "cure"),
+    [
+        ({}, {"warmup_epochs": 3}, "set warmup_epochs=0"),
+        ({"decay_epochs": 2}, {}, "a run whose rate has begun to fall cannot be made longer"),
+        ({}, {"decay_epochs": 30}, "set warmup_epochs=0 and decay_epochs=0"),
+    ],
+)
+def test_another_schedule_for_epochs_that_are_done_is_refused_with_a_cure(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], cure: str
+) -> None:
+    make(tmp_path, **first).train()
+    with pytest.raises(UserError, match=cure):
+        make(tmp_path, epochs=30, **(first | then)).train(resume_from_checkpoint=True)
 
 
 def test_adapters_that_were_asked_for_otherwise_are_refused(tmp_path: Path) -> None:
