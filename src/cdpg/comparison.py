@@ -58,7 +58,7 @@ def require_place(job: Job, runs: Sequence[Entrant], resume: bool) -> None:
     refuse_links(Path(job.settings.output_dir), [FILE, *(run.name for run in runs)])
     for run in runs:
         if not resume:
-            run.folder.require_fresh()
+            run.folder.require_fresh(job.settings.overwrite_output_dir)
 
 
 def entrants(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Entrant]:

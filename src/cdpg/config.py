@@ -51,6 +51,8 @@ class CDPGConfig:
 
     output_dir: str = "runs/cdpg"
     """The run's folder: configuration, metrics, samples, checkpoints, the tuned model."""
+    overwrite_output_dir: bool = False
+    """Remove what an earlier run left in ``output_dir``, once this run begins; a resumed run removes nothing."""
     method: Method = "cdpg"
     """What the gradient is weighted by: ``cdpg``, ``dpg``, ``reinforce`` or ``ziegler`` (PPO)."""
     epochs: int = 1000
@@ -177,6 +179,10 @@ class CDPGConfig:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for YAML and JSON."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+    def to_record(self) -> dict[str, Any]:
+        """What a run's ``config.yaml`` holds: repeating a run must not remove it."""
+        return {**self.to_mapping(), "overwrite_output_dir": False}
 
     @property
     def samples_per_epoch(self) -> int:

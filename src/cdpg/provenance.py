@@ -25,7 +25,16 @@ from cdpg.signals import GentleStop
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
 _FREE = frozenset(
-    {"output_dir", "epochs", "save_every", "keep_checkpoints", "evaluate_every", "log_samples", "report_to"}
+    {
+        "output_dir",
+        "overwrite_output_dir",
+        "epochs",
+        "save_every",
+        "keep_checkpoints",
+        "evaluate_every",
+        "log_samples",
+        "report_to",
+    }
     | {"trust_remote_code", "warmup_epochs", "decay_epochs"}
     | {"evaluate_at_end", "check_workers", "check_failures"}
 )
@@ -160,7 +169,8 @@ def _cure(then: CDPGConfig, config: CDPGConfig) -> str:
     if config.warmup != then.warmup and config.decay_epochs == then.decay_epochs == 0:
         return f": set warmup_epochs={then.warmup}"
     if then.decay_epochs:
-        return ": a run whose rate has begun to fall cannot be made longer"
+        last = then.epochs - min(then.decay_epochs, then.epochs)
+        return f": resume from a checkpoint of epoch {last} or before, where the rate had not begun to fall"
     return f": set warmup_epochs={then.warmup} and decay_epochs={then.decay_epochs}"
 
 

@@ -97,13 +97,33 @@ class RunFolder:
                 "make it readable, or choose another with --output-dir"
             ) from error
 
-    def require_fresh(self) -> None:
-        """Refuse a folder that holds a run already; for a run that does not resume one."""
-        if self.holds_run():
+    def require_fresh(self, overwrite: bool = False) -> None:
+        """Refuse a folder that holds a run already and may not be overwritten; for a run that does not resume one."""
+        if not overwrite and self.holds_run():
             raise UserError(
-                f"the folder {str(self.path)!r} holds a run already: continue it with --resume, "
-                "or choose another folder with --output-dir"
+                f"the folder {str(self.path)!r} holds a run already: continue it with --resume, choose another folder "
+                "with --output-dir, or replace the run with overwrite_output_dir=true"
             )
+
+    def make_fresh(self, overwrite: bool) -> None:
+        """As :meth:`require_fresh`, after removing what an earlier run left if that is asked for; other files stay.
+
+        For the run that holds the folder.
+        """
+        for path in self._written() if overwrite else ():
+            if path.is_dir():
+                files.discard(path)
+            else:
+                with contextlib.suppress(OSError):  # what could not be removed is found below
+                    path.unlink(missing_ok=True)
+        self.require_fresh()
+
+    def _written(self) -> tuple[Path, ...]:
+        """All that a run writes."""
+        return (
+            *(self.metrics, self.checkpoints, self.samples, self.evaluations, self.failures, self.nonfinite),
+            *(self.model, self.evaluation, self.report, self.tuned_on, self.config),
+        )
 
     def __enter__(self) -> RunFolder:
         try:
@@ -128,11 +148,7 @@ class RunFolder:
 
     def _refuse_links(self) -> None:
         """Nothing that a run writes may lead out of its folder."""
-        written = (
-            *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
-            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.path / ".lock"),
-        )
-        files.refuse_links(self.path, [path.name for path in written])
+        files.refuse_links(self.path, [*(path.name for path in self._written()), ".lock"])
         for folder in (self.checkpoints, self.nonfinite):
             if folder.is_dir():
                 files.refuse_links(folder, os.listdir(folder))

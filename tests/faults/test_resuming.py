@@ -143,7 +143,7 @@ def test_a_finished_run_with_the_default_warmup_can_be_made_longer(tmp_path: Pat
     ("first", "then", "cure"),
     [
         ({}, {"warmup_epochs": 3}, "set warmup_epochs=0"),
-        ({"decay_epochs": 2}, {}, "a run whose rate has begun to fall cannot be made longer"),
+        ({"decay_epochs": 2}, {}, "resume from a checkpoint of epoch 2 or before"),
         ({}, {"decay_epochs": 30}, "set warmup_epochs=0 and decay_epochs=0"),
     ],
 )

@@ -40,7 +40,7 @@ def run(
       cdpg run experiment.yaml --resume
     """
     if not resume:
-        RunFolder(job.settings.output_dir).require_fresh()
+        RunFolder(job.settings.output_dir).require_fresh(job.settings.overwrite_output_dir)
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
