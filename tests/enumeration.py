@@ -109,10 +109,11 @@ class Universe:
         ]
         return torch.tensor(table, dtype=torch.float64)
 
-    def epoch(self, b: Tensor, log_q: Tensor, log_a: Tensor) -> Epoch:
+    def epoch(self, b: Tensor, log_q: Tensor, log_a: Tensor, valid: Tensor | None = None) -> Epoch:
         """The record that the production objectives take."""
         return Epoch(
-            number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool), log_q=log_q, log_a=log_a,
+            number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool) if valid is None else valid,
+            failed=torch.zeros_like(b, dtype=torch.bool), log_q=log_q, log_a=log_a,
             lengths=self.samples.lengths, samples=self.samples,
             token_log_a=torch.zeros_like(self.samples.token_log_q), first_context=0, total=lambda tensor: tensor,
         )  # fmt: skip

@@ -700,9 +700,13 @@ def test_too_many_failures_stop_the_run_with_a_checkpoint(tmp_path: Path) -> Non
 def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
     log = FailureLog(tmp_path / "failures.jsonl", 0.05, Processes(Accelerator(cpu=True)))
 
-    def epoch(failed: int, total: int = 8) -> Any:
-        valid = torch.arange(total)[None, :] >= failed
-        return types.SimpleNamespace(number=1, valid=valid, checks={"failed_died": failed}, failures={})
+    def epoch(failed: int, total: int = 8, inapplicable: int = 0) -> Any:
+        places = torch.arange(total)[None, :]
+        left_out = (places >= failed) & (places < failed + inapplicable)
+        counts = {"failed_died": failed}
+        return types.SimpleNamespace(
+            number=1, failed=places < failed, inapplicable=left_out, checks=counts, failures={}
+        )
 
     found = [log.too_many(epoch(failed)) for failed in (1, 1, 1, 1, 1, 0, 1)]
     assert [problem is None for problem in found] == [True] * 6 + [False]
@@ -711,6 +715,9 @@ def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
     assert log.too_many(epoch(0, 100)) is None  # and what lies far behind is forgotten
     assert log.too_many(epoch(1)) is None
     assert log.too_many(epoch(8)) is not None
+    assert log.too_many(epoch(0, 100)) is None
+    assert log.too_many(epoch(0, 100, inapplicable=100)) is None
+    assert "the check of every sample" in str(log.too_many(epoch(2, 8, inapplicable=6)))
 
 
 def test_examples_are_spoken_of_only_where_there_are_some(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def make_epoch(policy: LanguageModel, base: LanguageModel) -> tuple[Universe, Ep
     universe = Universe(samples)
     b = universe.satisfied(lambda prompt, text: "a" in text)
     epoch = Epoch(
-        number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool), log_q=samples.log_q, log_a=token_log_a.sum(dim=2),
+        number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool), failed=torch.zeros_like(b, dtype=torch.bool),
+        log_q=samples.log_q, log_a=token_log_a.sum(dim=2),
         lengths=samples.lengths, samples=samples, token_log_a=token_log_a, first_context=0, total=lambda t: t,
     )  # fmt: skip
     return universe, epoch

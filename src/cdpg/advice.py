@@ -128,6 +128,14 @@ def enough_samples(look: Look, goal: float = ENOUGH) -> int | None:
 
 def advise(look: Look) -> list[Advice]:
     """What to do before the run, the weightiest first; ``fine`` where N and M suffice."""
+    if not look.z and not look.failed:
+        return [
+            Advice(
+                "stop",
+                "No constraint applies to any of the samples (all returned None): there is nothing to learn from. Give "
+                "contexts to which a constraint applies.",
+            )
+        ]
     if not look.z:
         return [Advice("stop", "No check succeeded: mend the constraint first.")]
     found = [*_on_failures(look), *_on_partition(look), *_on_speed(look), *_on_length(look)]

@@ -51,6 +51,8 @@ class DryLook:
     """Mean length of a completion."""
     satisfying: Sequence[Example]
     failing: Sequence[Example]
+    inapplicable: int
+    """Samples to which no constraint applies."""
     failures: Counter[str]
     """Failed checks by kind."""
     failure: CheckFailure | None
@@ -137,9 +139,11 @@ def _seen(
     memory_needed: float,
 ) -> DryLook:
     per_context = samples.shape[1]
+    without = verdicts.failures.keys() | verdicts.inapplicable
+    applicable = len(verdicts.b) - len(verdicts.inapplicable)
     z, hits = [], []
     for start in range(0, len(verdicts.b), per_context):
-        judged = [verdicts.b[row] for row in range(start, start + per_context) if row not in verdicts.failures]
+        judged = [verdicts.b[row] for row in range(start, start + per_context) if row not in without]
         if judged:
             z.append(sum(judged) / len(judged))
             hits.append(sum(b > 0 for b in judged) / len(judged))
@@ -149,7 +153,7 @@ def _seen(
         samples=per_context,
         z=z,
         hits=hits,
-        failed=len(verdicts.failures) / len(verdicts.b),
+        failed=len(verdicts.failures) / max(1, applicable),
         failed_allowed=config.check_failures,
         ended=float(samples.ended.double().mean()),
         seconds_sampling=pace.sampling,
@@ -162,13 +166,14 @@ def _seen(
         run_seconds(config, epoch_seconds(config, pace, satisfying), context, len(inputs.held_out))
         for satisfying in (share, 1.0)
     )
-    rows = [row for row in range(len(verdicts.b)) if row not in verdicts.failures]
+    rows = [row for row in range(len(verdicts.b)) if row not in without]
     return DryLook(
         look=look,
         pace=pace,
         tokens=float(samples.lengths.double().mean()),
         satisfying=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] > 0]),
         failing=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] == 0]),
+        inapplicable=len(verdicts.inapplicable),
         failures=Counter(failure.kind for failure in verdicts.failures.values()),
         failure=next(iter(verdicts.failures.values()), None),
         seconds=(low, high),

@@ -28,7 +28,7 @@ class FailureLog:
 
     def append(self, epoch: Epoch) -> None:
         """Write one example of each kind, of whichever process has the first; called by all of them."""
-        if epoch.valid.all():  # as every process knows
+        if not epoch.failed.any():  # as every process knows
             return
         examples: dict[tuple[str, str], dict[str, Any]] = {}
         for record in self._processes.gather(failure_records(epoch)):
@@ -38,7 +38,7 @@ class FailureLog:
 
     def too_many(self, epoch: Epoch) -> str | None:
         """Why the run cannot go on with this epoch, or None if it can."""
-        failed, total = int((~epoch.valid).sum()), epoch.valid.numel()
+        failed, total = int(epoch.failed.sum()), int((~epoch.inapplicable).sum())
         recently, among = self._recently(failed, total)
         if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
             return None
@@ -66,6 +66,7 @@ class FailureLog:
     def tell(self, record: Mapping[str, Any], notify: Callable[[str], None]) -> None:
         """Say that checks failed, once for each kind."""
         kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
+        kinds |= {"not_applicable"} if record.get("not_applicable") else set()
         if kinds - self._told:
             self._told |= kinds
             notify(f"epoch {record['epoch']}: {summary([record])}")
@@ -85,12 +86,15 @@ def summary(records: Any) -> str:
     counts: Counter[str] = Counter()
     for record in records:
         counts.update({key.removeprefix("checks_"): n for key, n in record.items() if key.startswith("checks_") and n})
+        counts["not_applicable"] += record.get("not_applicable") or 0
     parts = []
     if counts["failed"]:
         parts.append(f"{counts['failed']:,} checks failed ({_kinds(counts)}) and their samples were left out")
     if counts["exhausted"]:
         kinds = _kinds(counts, "exhausted_")
         parts.append(f"{counts['exhausted']:,} texts exhausted a built-in check ({kinds}) and count as not satisfying")
+    if counts["not_applicable"]:
+        parts.append(f"no constraint applies to {counts['not_applicable']:,} samples, which were left out")
     return "; ".join(parts)
 
 

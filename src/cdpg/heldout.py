@@ -152,9 +152,10 @@ class HeldOut:
         self.read.close()
 
     def _judged(self, contexts: list[Context], texts: list[str], tokens: list[tuple[int, ...]]) -> list[float]:
-        """The verdict on each text, NaN where the check failed."""
+        """The verdict on each text, NaN where there is none."""
         found = self.judge.collect(self.judge.submit(contexts, texts, tokens))
-        return [math.nan if place in found.failures else b for place, b in enumerate(found.b)]
+        without = found.failures.keys() | found.inapplicable
+        return [math.nan if place in without else b for place, b in enumerate(found.b)]
 
     def _scores(self, model: LanguageModel, outcome: Outcome) -> Tensor:
         """``[context, sample]``: log-probabilities of satisfying samples, 0 elsewhere."""

@@ -18,19 +18,19 @@ from cdpg.uniforms import UniformStream
 def metrics_record(
     epoch: Epoch, summary: StepSummary, objective: Objective, learning_rate: float, epsilon: float
 ) -> dict[str, Any]:
-    """The epoch's line, without its times; means are over valid samples, zeros included."""
+    """The epoch's line, without its times; means are over valid samples, zeros included, and None without any."""
     partition = summarize_partition(epoch.log_ratio, epoch.valid)
     kl, _ = mean_over_covered(kl_target_policy(log_target(epoch.log_a, epoch.b), epoch.log_q, epoch.valid, epsilon))
     return {
         "epoch": epoch.number,
-        "satisfaction": float(epoch.b[epoch.valid].mean()),
+        "satisfaction": _mean(epoch.b[epoch.valid]),
         "coverage": partition.coverage,
         "z_mean": partition.mean,
         "z_nstd": partition.nstd,
         "z_nstd_corrected": partition.nstd_corrected,
         "ess": partition.ess,
         "kl_target_policy": kl,
-        "length": float(epoch.lengths[epoch.valid].double().mean()),
+        "length": _mean(epoch.lengths[epoch.valid]),
         "loss": summary.loss,
         "grad_norm": summary.grad_norm,
         "learning_rate": learning_rate,
@@ -39,7 +39,8 @@ def metrics_record(
         "steps_nonfinite": summary.nonfinite,
         "samples": epoch.b.numel(),
         "tokens": int(epoch.lengths.sum()),
-        "checks_failed": int((~epoch.valid).sum()),
+        "not_applicable": int(epoch.inapplicable.sum()),
+        "checks_failed": int(epoch.failed.sum()),
         "checks_exhausted": sum(count for kind, count in epoch.checks.items() if kind.startswith("exhausted_")),
         **{f"checks_{kind}": count for kind, count in epoch.checks.items()},
         **objective.metrics(),
@@ -104,6 +105,10 @@ def failure_records(epoch: Epoch) -> list[dict[str, Any]]:
             }
         )
     return records
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.double().mean()) if len(values) else None
 
 
 def _number(value: Tensor) -> float | None:

@@ -41,17 +41,27 @@ class Checked:
     """What the constraint says of this process's samples."""
 
     b: Tensor
-    """``[context, sample]``: 0 where the check failed."""
+    """``[context, sample]``: 0 where there is no verdict."""
     failures: dict[int, CheckFailure]
     """By row of the flattened ``b``."""
+    inapplicable: list[int]
+    """Rows of the flattened ``b`` to which no constraint applies."""
     exhausted: Counter[str]
+
+    @property
+    def failed(self) -> Tensor:
+        """``[context, sample]``: whether the check failed."""
+        return self._at(list(self.failures))
 
     @property
     def valid(self) -> Tensor:
         """``[context, sample]``: whether there is a verdict."""
-        valid = torch.ones(self.b.numel(), dtype=torch.bool)
-        valid[list(self.failures)] = False
-        return valid.view_as(self.b)
+        return ~self._at([*self.failures, *self.inapplicable])
+
+    def _at(self, rows: list[int]) -> Tensor:
+        marked = torch.zeros(self.b.numel(), dtype=torch.bool)
+        marked[rows] = True
+        return marked.view_as(self.b)
 
 
 @dataclass(frozen=True)
@@ -97,15 +107,17 @@ class Rollout:
                 token_log_a = score_samples(self.base, samples, needed, self.config.tokens_per_pass)
         watch.lap("base")
         lengths = samples.lengths.double()
-        table = torch.stack([b, checked.valid.to(b), samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
+        verdicts = [b, checked.valid.to(b), checked.failed.to(b)]
+        table = torch.stack([*verdicts, samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
         joined = self.processes.join(table, share, len(contexts)).unbind(dim=2)
         return Epoch(
             number=number,
             b=joined[0],
             valid=joined[1] > 0,
-            log_q=joined[2],
-            log_a=joined[3],
-            lengths=joined[4].long(),
+            failed=joined[2] > 0,
+            log_q=joined[3],
+            log_a=joined[4],
+            lengths=joined[5].long(),
             samples=samples,
             token_log_a=token_log_a,
             first_context=share.start,
@@ -151,13 +163,16 @@ class Rollout:
     def _collect(self, chunks: Sequence[Chunk], pending: Sequence[Pending], contexts: int) -> Checked:
         b = torch.zeros(contexts * self.config.num_generations, dtype=torch.float64)
         failures: dict[int, CheckFailure] = {}
+        inapplicable: list[int] = []
         exhausted: Counter[str] = Counter()
         for chunk, waiting in zip(chunks, pending, strict=True):
             verdicts = self.judge.collect(waiting)
             b[torch.tensor(chunk.row)] = torch.tensor(verdicts.b, dtype=torch.float64)
             failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
+            inapplicable += [chunk.row[place] for place in verdicts.inapplicable]
             exhausted += verdicts.exhausted
-        return Checked(b.view(contexts, self.config.num_generations), dict(sorted(failures.items())), exhausted)
+        table = b.view(contexts, self.config.num_generations)
+        return Checked(table, dict(sorted(failures.items())), sorted(inapplicable), exhausted)
 
     def _counted(self, checked: Checked) -> dict[str, int]:
         """Failures and exhaustion by kind, over all processes; what did not occur is left out."""

@@ -92,6 +92,7 @@ def _time_rows(found: DryLook) -> list[tuple[str, str]]:
         ("length, tokens", f"{found.tokens:.1f}"),
         ("ended before the length limit", f"{look.ended:.0%}"),
         ("checks that failed", f"{look.failed:.1%}" + (f" ({failed})" if failed else "")),
+        *([("samples to which no constraint applies", f"{found.inapplicable:,}")] if found.inapplicable else []),
         ("sampling, a sample", _time(pace.sampling)),
         (f"constraint, a sample ({workers})", _time(pace.constraint)),
         ("scoring, a sample", _time(pace.scoring)),

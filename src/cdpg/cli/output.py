@@ -63,13 +63,8 @@ def _epoch_table(record: dict[str, Any]) -> Table:
     table = Table(title=f"epoch {record['epoch']}")
     for column in ("satisfaction", "coverage", "KL(p, π)", "mean length"):
         table.add_column(column, justify="right")
-    kl = record["kl_target_policy"]
-    table.add_row(
-        f"{record['satisfaction']:.3f}",
-        f"{record['coverage']:.2f}",
-        "–" if kl is None else f"{kl:.3f}",
-        f"{record['length']:.1f}",
-    )
+    forms = {"satisfaction": ".3f", "coverage": ".2f", "kl_target_policy": ".3f", "length": ".1f"}
+    table.add_row(*("–" if record[key] is None else format(record[key], form) for key, form in forms.items()))
     return table
 
 

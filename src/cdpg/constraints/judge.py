@@ -14,6 +14,7 @@ from typing import Any
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.workers.coroutines import EventLoop
 from cdpg.workers.frames import is_plain
 from cdpg.workers.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
 from cdpg.workers.limits import Limits
@@ -21,9 +22,10 @@ from cdpg.workers.pool import CannotStart, Failure, Outcomes, Pool
 from cdpg.workers.worker import in_words, one_for_each, shown, told
 
 Constraint = Callable[..., Any]
-"""``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion.
+"""``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion, or None
+where it does not apply.
 
-That is the signature of TRL's reward functions: one with values in [0, 1] fits as it is.
+That is the signature of TRL's reward functions, ``async def`` or not: one with values in [0, 1] fits as it is.
 """
 
 Constraints = Constraint | str | Sequence[Constraint | str]
@@ -54,7 +56,9 @@ class Verdicts:
     b: list[float]
     """The verdict of each; 0 where there is none."""
     failures: dict[int, CheckFailure] = field(default_factory=dict)
-    """Samples without a verdict, by place."""
+    """Samples without a verdict because a check failed, by place."""
+    inapplicable: frozenset[int] = frozenset()
+    """Places of samples without a verdict because no constraint applies to them."""
     exhausted: Counter[str] = field(default_factory=Counter)
     """Verdicts of 0 because the text exhausted a built-in check, by kind."""
 
@@ -68,7 +72,7 @@ class Pending:
 
 
 class Judge:
-    """b(x,c): the product of one or several constraints.
+    """b(x,c): the product of those of one or several constraints that apply, having returned a number and not None.
 
     Without ``limits``, or with 0 workers, constraints are called right here. With workers, those that can be imported
     by name and those of a script are called in other processes; closures and objects, which may hold anything, are
@@ -80,6 +84,7 @@ class Judge:
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
         self.notices: list[str] = []
         """What the user should know; whoever tells empties it."""
+        self._loop = EventLoop()
         self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
 
     def require_columns(self, contexts: Sequence[Context]) -> None:
@@ -97,11 +102,14 @@ class Judge:
     def __call__(
         self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[float]:
-        """b of each completion, ``contexts[i]`` being the context of ``texts[i]``; a failed check is an error."""
+        """b of each completion, ``contexts[i]`` being the context of ``texts[i]``; a failed check is an error.
+
+        NaN where no constraint applies.
+        """
         verdicts = self.collect(self.submit(contexts, texts, token_ids))
         for failure in verdicts.failures.values():
             raise RunError(str(failure))
-        return verdicts.b
+        return [math.nan if place in verdicts.inapplicable else b for place, b in enumerate(verdicts.b)]
 
     def submit(self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]) -> Pending:
         """Have completions judged while the caller does something else."""
@@ -112,17 +120,26 @@ class Judge:
         for place, (constraint, accepted) in enumerate(zip(self.constraints, self._accepted, strict=True)):
             wanted = arguments if accepted is None else {key: arguments[key] for key in accepted if key in arguments}
             pool = self._ready_pool(place, wanted)
-            outcomes.append(_call(constraint, wanted) if pool is None else (pool, pool.submit(constraint, wanted)))
+            outcomes.append(
+                _call(constraint, wanted, self._loop) if pool is None else (pool, pool.submit(constraint, wanted))
+            )
         return Pending(len(texts), outcomes)
 
     def collect(self, pending: Pending) -> Verdicts:
-        """Wait for verdicts. A sample has none if a constraint failed on it, unless another one gave it 0."""
+        """Wait for verdicts. A sample has none if a constraint failed on it, unless another one gave it 0.
+
+        Nor has it one if no constraint applies to it, all having returned None; one that does not apply is no factor.
+        """
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
+        inapplicable = set(range(pending.count))
         for place, outcome in enumerate(pending.outcomes):
             name, at_fault = name_of(self.constraints[place]), traits_of(self.constraints[place]).text_at_fault
             found = outcome if isinstance(outcome, Outcomes) else outcome[0].collect(outcome[1])
             exhausted += found.exhausted
             for sample, value in enumerate(found.values):
+                if value is None and sample not in found.failures:
+                    continue
+                inapplicable.discard(sample)
                 verdict = as_verdict(value) if sample not in found.failures else found.failures[sample]
                 if isinstance(verdict, float):
                     b[sample] *= verdict
@@ -132,10 +149,13 @@ class Judge:
                 else:
                     failures.setdefault(sample, CheckFailure(name, verdict.kind, verdict.detail))
         failures = {sample: failures[sample] for sample in sorted(failures) if b[sample] > 0}
-        return Verdicts([0.0 if place in failures else value for place, value in enumerate(b)], failures, exhausted)
+        without = failures.keys() | inapplicable
+        judged = [0.0 if place in without else value for place, value in enumerate(b)]
+        return Verdicts(judged, failures, frozenset(inapplicable), exhausted)
 
     def close(self) -> None:
         """End the worker processes; judging again starts them anew."""
+        self._loop.close()
         for pool in self._pools:
             if pool is not None:
                 pool.close()
@@ -221,12 +241,12 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
 
-def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]]) -> Outcomes:
+def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: EventLoop) -> Outcomes:
     """Call a constraint here; if it raises, or answers nonsense, on each sample by itself."""
     count = len(arguments["completions"])
     with exhaustion_counted() as exhausted:
         try:
-            found = one_for_each(constraint(**arguments), count)
+            found = one_for_each(loop.finished(constraint(**arguments)), count)
             if not isinstance(found, str):
                 return Outcomes(found, {}, exhausted)
             failure = Failure("value", found)
@@ -236,7 +256,8 @@ def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]]) -> Out
             raised = told(error)
             failure = Failure(raised["kind"], in_words(raised))
     if count > 1:
-        pieces = [_call(constraint, {key: [values[i]] for key, values in arguments.items()}) for i in range(count)]
+        singly = [{key: [values[i]] for key, values in arguments.items()} for i in range(count)]
+        pieces = [_call(constraint, one, loop) for one in singly]
         return Outcomes(
             [piece.values[0] for piece in pieces],
             {place: piece.failures[0] for place, piece in enumerate(pieces) if piece.failures},
@@ -253,7 +274,7 @@ def as_verdict(value: Any) -> float | Failure:
         number = math.nan
     if 0.0 <= number <= 1.0:
         return number
-    return Failure("value", f"it returned {shown(value)}, and true, false or a number in [0, 1] is expected")
+    return Failure("value", f"it returned {shown(value)}, and true, false, a number in [0, 1] or None is expected")
 
 
 def name_of(constraint: Constraint) -> str:

@@ -57,6 +57,10 @@ METRICS: dict[str, Metric] = {
         "Share of samples whose check failed; all other means over samples leave them out.",
         better="lower",
     ),
+    "not_applicable": Metric(
+        "not applicable",
+        "Share of samples to which no constraint applies, all having returned None; all other means leave them out.",
+    ),
     "length": Metric("length", "Tokens of a completion, its end token included.", "tokens", digits=1),
     "ended": Metric("ended", "Share of completions that ended before the length limit."),
     "distinct_2": Metric("Distinct-2", "Distinct bigrams over bigrams of one output, averaged.", better="higher"),

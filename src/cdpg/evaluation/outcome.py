@@ -34,7 +34,7 @@ class Outcome:
     beams: tuple[str, ...] | None
     """The output of beam search for each context, where the task decodes so."""
     beam_b: tuple[float, ...] | None
-    """The constraint's verdict on each of them; NaN where the check failed."""
+    """The constraint's verdict on each of them; NaN where there is none."""
     shown_ids: tuple[tuple[list[int], ...], ...]
     """``[context][output]``: the token ids of the outputs that may be shown, the beam's first if there is one."""
     measured: Measured
@@ -56,7 +56,7 @@ class Outcome:
         return torch.cat([getattr(block, name) for block in self.blocks])
 
     def features(self) -> dict[str, Array]:
-        """The task's features, ``[context, output]``; of samples, those whose check failed have none (NaN)."""
+        """The task's features, ``[context, output]``; of samples, those without a verdict have none (NaN)."""
         if self.beams is not None:
             return dict(self.measured.features)
         valid = self.table("valid").numpy()
@@ -91,8 +91,12 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         "length": over_samples(outcome.table("lengths")),
         "ended": over_samples(outcome.ended),
     }
-    if not bool(valid.all()):
-        found["checks_failed"] = mean_statistic((~valid).double().mean(dim=1).numpy())
+    failed, inapplicable = outcome.table("failed"), outcome.table("inapplicable")
+    if bool(failed.any()):
+        share = failed.double().masked_fill(inapplicable, float("nan"))
+        found["checks_failed"] = mean_statistic(context_means(share.numpy()))
+    if bool(inapplicable.any()):
+        found["not_applicable"] = mean_statistic(inapplicable.double().mean(dim=1).numpy())
     if outcome.beam_b is not None:
         found["satisfaction_beam"] = mean_statistic(np.array(outcome.beam_b, dtype=np.float64))
     for name, values in outcome.features().items():
@@ -101,7 +105,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
 
 
 def partition_estimates(outcome: Outcome) -> list[float]:
-    """Ẑ_c of each context from the model's samples; NaN where no check succeeded."""
+    """Ẑ_c of each context from the model's samples; NaN where none has a verdict."""
     ratio = torch.cat([block.log_ratio for block in outcome.blocks]).exp()
     valid = outcome.table("valid")
     estimates: list[float] = (ratio.where(valid, torch.zeros_like(ratio)).sum(dim=1) / valid.sum(dim=1)).tolist()
@@ -165,7 +169,7 @@ def token_ranks(outcome: Outcome) -> list[int]:
 def outputs_of(outcome: Outcome, context: int) -> list[dict[str, Any]]:
     """Outputs of a context to show: the beam's, then samples, each with its verdict and what was remarked on it.
 
-    The verdict is None where the check failed.
+    The verdict is None where there is none.
     """
     beams: list[dict[str, Any]] = []
     if outcome.beams is not None and outcome.beam_b is not None:

@@ -134,11 +134,14 @@ class Evaluation:
 
     def _notices(self, name: str, shown: str) -> Iterator[str]:
         """What is to be known of a model's figures, a sentence each."""
-        valid = self.outcomes[name].table("valid")
-        failed, total = int((~valid).sum()), valid.numel()
+        inapplicable = self.outcomes[name].table("inapplicable")
+        skipped, total = int(inapplicable.sum()), int((~inapplicable).sum())
+        failed = int(self.outcomes[name].table("failed").sum())
         if failed:
             many = ": too many for the figures to be relied upon" if failed > self.failures_allowed * total else ""
             yield f"{shown}: the check failed on {failed:,} of {total:,} samples, which are left out{many}"
+        if skipped:
+            yield f"{shown}: no constraint applies to {skipped:,} of {skipped + total:,} samples, which are left out"
         unmeasured = self.outcomes[name].unmeasured
         if unmeasured:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in unmeasured.most_common())

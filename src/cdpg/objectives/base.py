@@ -34,7 +34,10 @@ class Epoch:
     b: Tensor
     """``[context, sample]``: the constraint's verdict in [0, 1]."""
     valid: Tensor
-    """``[context, sample]``: false where the check itself failed; such a sample counts nowhere."""
+    """``[context, sample]``: false where there is no verdict, because the check failed or no constraint applies; such a
+    sample counts nowhere."""
+    failed: Tensor
+    """``[context, sample]``: whether the check failed."""
     log_q: Tensor
     """``[context, sample]``: log-probability under the distribution the samples came from."""
     log_a: Tensor
@@ -53,9 +56,14 @@ class Epoch:
     failures: Mapping[int, CheckFailure] = field(default_factory=dict)
     """Why a check failed, by this process's own rows."""
 
+    @property
+    def inapplicable(self) -> Tensor:
+        """``[context, sample]``: whether no constraint applies."""
+        return ~self.valid & ~self.failed
+
     @cached_property
     def log_ratio(self) -> Tensor:
-        """log P_c(x)/q(x|c), ``[context, sample]``; −∞ where b = 0 or the check failed."""
+        """log P_c(x)/q(x|c), ``[context, sample]``; −∞ where b = 0 or there is no verdict."""
         ratio = log_target(self.log_a, self.b) - self.log_q
         return ratio.masked_fill(~self.valid, float("-inf"))
 

@@ -47,7 +47,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "sampling": (
         "The target and the weights",
-        ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess", "checks_failed"),
+        ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess", "checks_failed", "not_applicable"),
     ),
 }
 MOST_COLUMNS = 6

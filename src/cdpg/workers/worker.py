@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cdpg.errors import UserError
+from cdpg.workers.coroutines import EventLoop
 from cdpg.workers.frames import Channel, as_plain, unpack
 from cdpg.workers.functions import exhaustion_counted
 from cdpg.workers.limits import Memory, die_with_parent, limit_cpu, limit_memory
@@ -24,6 +25,7 @@ def work(channel: Channel, functions: Mapping[str, Callable[..., Any]], foreman:
     if os.getppid() != foreman:
         return  # it died before the line above
     settled: int | None = None
+    loop = EventLoop()
     start = Memory.now()
     channel.send({"ready": True})
     while True:
@@ -34,7 +36,7 @@ def work(channel: Channel, functions: Mapping[str, Callable[..., Any]], foreman:
         function = functions[request["function"]]
         arguments = {key: unpack(packed) for key, packed in request["arguments"].items()}
         for batch in _singly(arguments) if request["each"] else [arguments]:
-            answer = _called(function, batch, request["cpu"], request["megabytes"])
+            answer = _called(function, batch, request["cpu"], request["megabytes"], loop)
             now = Memory.now()
             settled = now.data if settled is None else settled
             answer["grown"] = now.peak - start.peak
@@ -48,7 +50,11 @@ def _singly(arguments: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[A
 
 
 def _called(
-    function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], cpu: float | None, megabytes: float
+    function: Callable[..., Any],
+    arguments: Mapping[str, Sequence[Any]],
+    cpu: float | None,
+    megabytes: float,
+    loop: EventLoop,
 ) -> dict[str, Any]:
     """What a call returned or raised, ready to be sent."""
     keywords = {key: values for key, values in arguments.items() if key != POSITIONAL}
@@ -57,7 +63,7 @@ def _called(
         limit_memory(Memory.now().data, megabytes)
         limit_cpu(cpu)
         try:
-            values = function(*positional, **keywords)
+            values = loop.finished(function(*positional, **keywords))
         except BaseException as error:  # SystemExit too: a function may not end the worker politely
             limit_cpu(None)
             limit_memory(Memory.now().data, 2 * megabytes)  # telling takes memory as well
