@@ -105,6 +105,7 @@ def uneven_epoch(
         number=number,
         b=torch.from_numpy(b.copy()),
         valid=torch.from_numpy(np.array(valid, dtype=bool)),
+        failed=torch.from_numpy(~np.array(valid, dtype=bool)),
         log_q=torch.from_numpy(log_q.sum(axis=2)),
         log_a=torch.from_numpy(log_a.sum(axis=2)),
         lengths=lengths,
