@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from cdpg import CDPGConfig
 from cdpg.models.base import LanguageModel
+from cdpg.models.tabular import TabularModel
 from cdpg.objectives.base import Epoch
 from cdpg.objectives.ziegler import (
     Ziegler,
@@ -20,9 +25,12 @@ from cdpg.objectives.ziegler import (
     token_rewards,
     whiten,
 )
-from cdpg.optimization import accumulate
+from cdpg.optimization import Updater, accumulate
 from cdpg.scoring import score_samples
+from cdpg.snapshot import Trainable
+from cdpg.uniforms import UniformStream
 from enumeration import Universe, contexts_of, flat_gradient, four_token_transformer, relative_error, tabular
+from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, prefixes, scored, table, uneven_epoch
 
 
 def test_the_reward_is_paid_at_the_last_real_token() -> None:
@@ -150,3 +158,213 @@ def test_beta_is_carried_over() -> None:
     assert objective.beta != 0.2
     twin.load_state(objective.state())
     assert twin.beta == objective.beta
+
+
+SETTINGS: dict[str, Any] = {
+    "method": "ziegler", "ziegler_beta": 0.3, "ziegler_gae_lambda": 0.8, "ziegler_clip": 0.15,
+    "ziegler_value_weight": 0.7, "ziegler_target_kl": 1.5, "ziegler_horizon": 200, "ziegler_epochs": 3,
+    "tokens_per_pass": 11, "contexts_per_epoch": N, "num_generations": M,
+}  # fmt: skip
+"""No setting has its default, so that one that is ignored shows."""
+
+
+class PlainPPO:
+    """PPO with a value head on a table's rows of logits, in NumPy, token by token."""
+
+    def __init__(self, seed: int = 0, beta: float = 0.3) -> None:
+        drawn = completions(seed)
+        self.tokens = [x for row in drawn for x in row]
+        self.valid = VALID.ravel()
+        log_q, log_a = (scored(table(i), drawn).reshape(N * M, -1) for i in (1, 2))
+        self.log_q, self.rewards = log_q, -beta * (log_q - log_a)
+        for row, tokens in enumerate(self.tokens):
+            self.rewards[row, len(tokens) - 1] += B.ravel()[row]
+
+    def sampled(self, policy: TabularModel, head: Array, bias: float) -> None:
+        """Fix advantages and returns by the value estimates before the first step."""
+        self.old = np.zeros_like(self.rewards)
+        self.advantage, self.returns = np.zeros_like(self.rewards), np.zeros_like(self.rewards)
+        for row, tokens in enumerate(self.tokens):
+            self.old[row, : len(tokens)] = [value for value, _ in self.values(policy, head, bias, row)]
+            following = next_value = 0.0
+            for t in reversed(range(len(tokens))):
+                following = self.rewards[row, t] + next_value - self.old[row, t] + 0.8 * following
+                next_value = self.old[row, t]
+                self.advantage[row, t], self.returns[row, t] = following, following + self.old[row, t]
+        counted = self.counted(range(N * M))
+        mean, deviation = np.mean(counted), np.sqrt(np.var(counted) + 1e-8)
+        self.advantage = (self.advantage - mean) / deviation
+
+    def counted(self, rows: Sequence[int]) -> list[float]:
+        """Advantages of the tokens of some rows whose check succeeded."""
+        return [self.advantage[row, t] for row in rows if self.valid[row] for t in range(len(self.tokens[row]))]
+
+    def values(self, policy: TabularModel, head: Array, bias: float, row: int) -> list[tuple[float, Array]]:
+        """V at each token of a row, and the state it is read from."""
+        states = [policy.table[row // M, prefix].detach().numpy() for prefix in prefixes(self.tokens[row])]
+        return [(float(head @ state + bias), state) for state in states]
+
+    def gradient(
+        self, policy: TabularModel, head: Array, bias: float, rows: Sequence[int], divisor: float
+    ) -> tuple[float, Array, Array, float]:
+        """The loss of some rows, and its gradient with respect to the table, the head and the bias."""
+        loss, of_table, of_head, of_bias = 0.0, np.zeros(policy.table.shape), np.zeros_like(head), 0.0
+        log_pi = scored(policy, [self.tokens[i * M : (i + 1) * M] for i in range(N)]).reshape(N * M, -1)
+        for row in rows:
+            if not self.valid[row]:
+                continue
+            tokens, values = self.tokens[row], self.values(policy, head, bias, row)
+            for t, (value, state) in enumerate(values):
+                ratio, advantage = np.exp(log_pi[row, t] - self.log_q[row, t]), self.advantage[row, t]
+                plain, clipped = -advantage * ratio, -advantage * np.clip(ratio, 0.85, 1.15)
+                loss += max(plain, clipped)
+                if plain >= clipped:
+                    before = log_prob_gradient(policy, row // M, tokens[:t]) if t else 0.0
+                    of_table += plain * (log_prob_gradient(policy, row // M, tokens[: t + 1]) - before)
+                old, returns = self.old[row, t], self.returns[row, t]
+                near = old + np.clip(value - old, -0.15, 0.15)
+                loss += 0.7 * 0.5 * max((value - returns) ** 2, (near - returns) ** 2)
+                if (value - returns) ** 2 >= (near - returns) ** 2:
+                    slope = 0.7 * (value - returns)
+                    of_head, of_bias = of_head + slope * state, of_bias + slope
+                    of_table[row // M, prefixes(tokens)[t]] += slope * head
+        return loss / divisor, of_table / divisor, of_head / divisor, of_bias / divisor
+
+
+def set_head(objective: Ziegler, head: Array, bias: float) -> None:
+    with torch.no_grad():
+        objective.value_head.weight.copy_(torch.from_numpy(head)[None])
+        objective.value_head.bias.fill_(bias)
+
+
+HEAD, BIAS = np.array([0.2, -0.1, 0.3, 0.15]), 0.25
+LATER_HEAD, LATER_BIAS = np.array([0.1, 0.05, 0.2, 0.25]), 0.1
+TOKENS = sum(len(completions()[i][j]) for i, j in np.argwhere(VALID))
+
+
+def test_loss_and_gradient_after_a_step() -> None:
+    """π ≠ q, the value head is not 0 and has moved: ratio, clipping, returns and both losses, by value."""
+    policy, later = table(0), table(5)
+    objective, plain = Ziegler(CDPGConfig(**SETTINGS), policy), PlainPPO()
+    set_head(objective, HEAD, BIAS)
+    plain.sampled(policy, HEAD, BIAS)
+    epoch = uneven_epoch(table(1), table(2))
+    credit = objective.credit(epoch, policy)
+    assert credit.units == TOKENS
+    assert credit.active.tolist() == VALID.ravel().tolist()
+    set_head(objective, LATER_HEAD, LATER_BIAS)
+    rows = [19, 3, 2, 0, 5, 16, 9, 12, 7]
+    assert not VALID.ravel()[rows].all()
+    loss = accumulate(later, credit, epoch, torch.tensor(rows), 3.0, tokens_per_pass=11)
+    expected, of_table, of_head, of_bias = plain.gradient(later, LATER_HEAD, LATER_BIAS, rows, 3.0)
+    assert loss == pytest.approx(expected, rel=1e-9)
+    assert later.table.grad is not None
+    np.testing.assert_allclose(later.table.grad.numpy(), of_table, rtol=1e-8, atol=1e-12)
+    weight, bias = objective.value_head.weight.grad, objective.value_head.bias.grad
+    assert weight is not None
+    assert bias is not None
+    np.testing.assert_allclose(weight[0].numpy(), of_head, rtol=1e-8)
+    assert float(bias) == pytest.approx(of_bias, rel=1e-8)
+
+
+def test_the_value_head_starts_at_0() -> None:
+    objective = Ziegler(CDPGConfig(**SETTINGS), table(0))
+    assert not objective.value_head.weight.any()
+    assert not objective.value_head.bias.any()
+
+
+def test_a_whole_update() -> None:
+    """Three passes over ragged batches, with plain gradient descent: the table and the value head it ends with."""
+    policy = table(0)
+    config = CDPGConfig(**SETTINGS, batch_size=6, learning_rate=0.3, warmup_epochs=0, seed=3)
+    objective = Ziegler(config, policy)
+    parameters = list(Trainable(policy.module, objective, torch.optim.SGD([policy.table])).named_parameters().values())
+    optimizer = torch.optim.SGD(parameters, lr=99.0)
+    summary = Updater(policy, objective, optimizer, parameters, config, Alone()).update(
+        uneven_epoch(table(1), table(2))
+    )
+
+    plain, model, head, bias, steps = PlainPPO(), table(0), np.zeros(4), 0.0, 0
+    plain.sampled(model, head, bias)
+    for number in range(3):
+        order = UniformStream(3, f"shuffle-{number}", 1).permutation(N * M)
+        for rows in (order[:6], order[6:12], order[12:18], order[18:]):
+            if VALID.ravel()[rows].any():
+                steps += 1
+                _, of_table, of_head, of_bias = plain.gradient(model, head, bias, rows.tolist(), TOKENS * 6 / 20)
+                with torch.no_grad():
+                    model.table -= 0.3 * torch.from_numpy(of_table)
+                head, bias = head - 0.3 * of_head, bias - 0.3 * of_bias
+    assert summary.steps == steps
+    np.testing.assert_allclose(policy.table.detach().numpy(), model.table.detach().numpy(), rtol=1e-8)
+    np.testing.assert_allclose(objective.value_head.weight[0].detach().numpy(), head, rtol=1e-8)
+    assert float(objective.value_head.bias.detach()) == pytest.approx(bias, rel=1e-8)
+
+
+class Alone:
+    """One process."""
+
+    def total(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def sum_gradients(self, parameters: Any) -> None:
+        """There is nothing to add."""
+
+
+def test_advantages_are_whitened_over_all_processes() -> None:
+    """One of two processes, which has the last three contexts; sums of the other's tokens are sent to it."""
+    policy, objective, plain = table(0), Ziegler(CDPGConfig(**SETTINGS), table(0)), PlainPPO()
+    set_head(objective, HEAD, BIAS)
+    plain.sampled(policy, HEAD, BIAS)
+    whole = [plain.returns[row, t] - plain.old[row, t] for row in range(2 * M) if plain.valid[row]
+             for t in range(len(plain.tokens[row]))]  # fmt: skip
+    others = torch.tensor([float(len(whole)), sum(whole), sum(x * x for x in whole)], dtype=torch.float64)
+    epoch = uneven_epoch(table(1), table(2), share=range(2, N), total=lambda own: own + others)
+    credit = objective.credit(epoch, policy)
+    assert credit.units == TOKENS
+    loss = accumulate(policy, credit, epoch, torch.arange(3 * M), 1.0, tokens_per_pass=50)
+    expected, *_ = plain.gradient(policy, HEAD, BIAS, range(2 * M, N * M), 1.0)
+    assert loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_beta_follows_the_kl_of_the_samples_whose_check_succeeded() -> None:
+    """The β logged is the one that the rewards were paid with; the next is that of section 3."""
+    policy, objective = table(0), Ziegler(CDPGConfig(**SETTINGS), table(0))
+    betas, used = [0.3], []
+    for seed in (0, 1):
+        drawn = completions(seed)
+        gap = scored(table(1), drawn).sum(axis=2) - scored(table(2), drawn).sum(axis=2)
+        kl = gap[VALID].mean()
+        credit = objective.credit(uneven_epoch(table(1), table(2), seed=seed), policy)
+        plain = PlainPPO(seed, betas[-1])
+        plain.sampled(policy, np.zeros(4), 0.0)
+        loss = accumulate(policy, credit, uneven_epoch(table(1), table(2), seed=seed), torch.arange(N * M), 1.0, 50)
+        used.append(plain.gradient(policy, np.zeros(4), 0.0, range(N * M), 1.0)[0])
+        assert loss == pytest.approx(used[-1], rel=1e-9)
+        assert objective.metrics() == {"beta": pytest.approx(betas[-1]), "kl_policy_base": pytest.approx(kl)}
+        assert abs(kl / 1.5 - 1) > 0.2, "the error is clipped"
+        betas.append(betas[-1] * (1 + math.copysign(0.2, kl / 1.5 - 1) * VALID.sum() / 200))
+        assert objective.state() == {"beta": pytest.approx(betas[-1], rel=1e-12)}
+
+
+def test_the_target_of_the_kl_counts() -> None:
+    drawn = completions()
+    kl = float((scored(table(1), drawn).sum(axis=2) - scored(table(2), drawn).sum(axis=2))[VALID].mean())
+    objective = Ziegler(CDPGConfig(**(SETTINGS | {"ziegler_target_kl": kl / 1.1})), table(0))
+    objective.credit(uneven_epoch(table(1), table(2)), table(0))
+    assert objective.beta == pytest.approx(0.3 * (1 + 0.1 * VALID.sum() / 200), rel=1e-9)
+
+
+def test_a_kl_that_is_no_number_leaves_beta_alone() -> None:
+    objective, epoch = Ziegler(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
+    epoch.log_a[0, 0] = math.nan
+    objective.credit(epoch, table(0))
+    assert objective.beta == objective.beta_used == 0.3
+
+
+def test_values_beyond_the_end_are_0() -> None:
+    objective, epoch = Ziegler(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
+    set_head(objective, HEAD, BIAS)
+    plain = PlainPPO()
+    plain.sampled(table(0), HEAD, BIAS)
+    np.testing.assert_allclose(objective._values(epoch, table(0)).numpy(), plain.old, rtol=1e-12)
