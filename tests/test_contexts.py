@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cdpg.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
 from cdpg.errors import UserError
 from cdpg.runlog import encode
+from cdpg.wording import on_command_line
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -257,23 +258,25 @@ def test_missing_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("header", "wanted", "advice"),
     [
-        ("source,reference", "prompt", ", perhaps prompt_column='source'"),
-        ("id,text", "prompt", ", perhaps prompt_column='text'"),
-        ("sentence", "prompt", ", perhaps prompt_column='sentence'"),
-        ("Prompt,k", "prompt", ", perhaps prompt_column='Prompt'"),
-        ("source,reference", "sorce", ", perhaps prompt_column='source'"),
+        ("source,reference", "prompt", ", perhaps 'source'"),
+        ("id,text", "prompt", ", perhaps 'text'"),
+        ("sentence", "prompt", ", perhaps 'sentence'"),
+        ("Prompt,k", "prompt", ", perhaps 'Prompt'"),
+        ("source,reference", "sorce", ", perhaps 'source'"),
         ("a,b", "prompt", ""),
     ],
 )
 def test_a_missing_column_is_never_guessed(tmp_path: Path, header: str, wanted: str, advice: str) -> None:
     names = header.split(",")
     path = write(tmp_path / "a.csv", header + "\n" + ",".join("x" for _ in names) + "\n")
+    has = f"{str(path)!r} has no column {wanted!r}; its columns are {', '.join(map(repr, names))}: "
     with pytest.raises(UserError) as caught:
         load_contexts(path, prompt_column=wanted)
-    assert str(caught.value) == (
-        f"{str(path)!r} has no column {wanted!r}; its columns are {', '.join(map(repr, names))}: "
-        f"set prompt_column to the one to use{advice}"
-    )
+    comma = "," if advice else ""
+    assert str(caught.value) == f"{has}rename the one to use{advice}{comma} to {wanted!r}"
+    with on_command_line(), pytest.raises(UserError) as caught:
+        load_contexts(path, prompt_column=wanted)
+    assert str(caught.value) == f"{has}name the one to use with --prompt-column{advice}"
 
 
 def test_a_name_with_a_semicolon_may_be_the_only_one(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 
 STAGES: tuple[tuple[str, ...], ...] = (
-    ("errors", "foreign_names"),
+    ("errors", "wording", "foreign_names"),
     ("config", "files", "memory"),
-    ("uniforms", "parallel", "rows", "signals", "forecast", "starvation", "threads"),
+    ("uniforms", "parallel", "rows", "signals", "forecast", "threads", "schedule"),
     ("contexts",),
     ("models",),
     ("sampling",),
@@ -30,7 +30,8 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("rollout", "optimization"),
     ("monitoring", "heldout"),
     ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
-    ("failures", "inspection", "snapshot", "card", "hub"),
+    ("failures", "inspection", "snapshot", "card", "hub", "overwriting"),
+    ("journal",),
     ("trainer",),
     ("tasks",),
     ("report",),

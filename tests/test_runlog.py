@@ -125,11 +125,11 @@ def test_a_second_run_needs_resume(tmp_path: Path) -> None:
     (run.checkpoints / ".writing-epoch-000001-1").mkdir()
     run.require_fresh()
     (run.checkpoints / "epoch-000001").mkdir()
-    with pytest.raises(UserError, match="--resume"):
+    with pytest.raises(UserError, match="overwrite_output_dir=True"):
         run.require_fresh()
     (run.checkpoints / "epoch-000001").rmdir()
     JsonlFile(run.metrics).append({"epoch": 1})
-    with pytest.raises(UserError, match="--resume"):
+    with pytest.raises(UserError, match="overwrite_output_dir=True"):
         run.require_fresh()
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from cdpg.errors import UserError
 from cdpg.rows import Notify, Row, kind, read_rows, unheard
+from cdpg.wording import for_caller
 
 Prompt: TypeAlias = str | tuple[Mapping[str, Any], ...]
 """Text, or the messages of a chat: ``{"role": ..., "content": ...}``."""
@@ -213,9 +214,12 @@ def _missing_column(name: str, wanted: str, columns: Sequence[str]) -> str:
     near = difflib.get_close_matches(wanted.strip().lower(), lowered, n=1)
     usual = [column for column in _OTHER_USUAL_COLUMNS if column in lowered]
     likely = lowered[near[0]] if near else columns[0] if len(columns) == 1 else lowered[usual[0]] if usual else None
-    advice = f", perhaps prompt_column={likely!r}" if likely is not None else ""
+    perhaps, aside = (f", perhaps {likely!r}", f", perhaps {likely!r},") if likely is not None else ("", "")
     has = ", ".join(map(repr, columns)) or "none"
-    return f"{name} has no column {wanted!r}; its columns are {has}: set prompt_column to the one to use{advice}"
+    cure = for_caller(
+        f"name the one to use with --prompt-column{perhaps}", f"rename the one to use{aside} to {wanted!r}"
+    )
+    return f"{name} has no column {wanted!r}; its columns are {has}: {cure}"
 
 
 def _check_columns(name: str, columns: Iterable[str]) -> None:

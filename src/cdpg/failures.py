@@ -11,6 +11,7 @@ from cdpg.monitoring import failure_records
 from cdpg.objectives.base import Epoch
 from cdpg.parallel import Processes
 from cdpg.runlog import JsonlFile, read_jsonl
+from cdpg.wording import term
 
 _FEWEST = 100
 """A share of fewer samples says little: one that hangs among eight is no reason to stop. Epochs of fewer are taken
@@ -53,7 +54,7 @@ class FailureLog:
             f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
             f"more than the {self._share:.0%} that check_failures allows{last}{example}; examples are in "
             f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, "
-            "and continue with --resume"
+            f"and continue with {term('resume')}"
         )
 
     def _recently(self, failed: int, total: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from cdpg.rows import Notify
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable
 from cdpg.uniforms import UniformStream
+from cdpg.wording import term
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
     from cdpg.sampling import StopRule
@@ -92,7 +93,7 @@ class Job:
         missing = [key for key in needed if not values.get(key)]
         if missing:
             problems.append(
-                f"{_listed(missing)} must be given, by {_listed(f'--{key}' for key in missing)} or in the file; "
+                f"{_listed(missing)} must be given, by {_listed(map(term, missing))} or in the file; "
                 f"or give the name of a task"
             )
         if problems:
@@ -157,7 +158,7 @@ class Job:
         order = UniformStream(self.data_seed, "held-out", 0).permutation(max(numbers) + 1).tolist()
         chosen = whole_groups(numbers, order, min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE)))
         if not chosen:
-            notify(f"all contexts are of one file or have one prompt: {same}; --eval-contexts names others")
+            notify(f"all contexts are of one file or have one prompt: {same}; {term('eval_contexts')} names others")
             return contexts, contexts
         tuning = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
         held_out = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
@@ -166,7 +167,7 @@ class Job:
         held_out = held_out[:_MOST_HELD_OUT]
         notify(
             f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation{unused}; "
-            "--eval-contexts names others"
+            f"{term('eval_contexts')} names others"
         )
         return tuning, held_out
 

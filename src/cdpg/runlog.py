@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from cdpg import files
 from cdpg.errors import RunError, UserError
+from cdpg.wording import term
 
 _UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Legal in a JSON string but escaped: they have no UTF-8 form, break lines, or steer a terminal that shows the file."""
@@ -94,36 +95,16 @@ class RunFolder:
         except OSError as error:
             raise UserError(
                 f"cannot look into the output folder {str(self.path)!r}: {error.strerror or error}; "
-                "make it readable, or choose another with --output-dir"
+                f"make it readable, or choose another with {term('output_dir')}"
             ) from error
 
-    def require_fresh(self, overwrite: bool = False) -> None:
-        """Refuse a folder that holds a run already and may not be overwritten; for a run that does not resume one."""
-        if not overwrite and self.holds_run():
+    def require_fresh(self) -> None:
+        """Refuse a folder that holds a run already; for a run that does not resume one."""
+        if self.holds_run():
             raise UserError(
-                f"the folder {str(self.path)!r} holds a run already: continue it with --resume, choose another folder "
-                "with --output-dir, or replace the run with overwrite_output_dir=true"
+                f"the folder {str(self.path)!r} holds a run already: continue it with {term('resume')}, replace it "
+                f"with {term('overwrite')}, or choose another folder with {term('output_dir')}"
             )
-
-    def make_fresh(self, overwrite: bool) -> None:
-        """As :meth:`require_fresh`, after removing what an earlier run left if that is asked for; other files stay.
-
-        For the run that holds the folder.
-        """
-        for path in self._written() if overwrite else ():
-            if path.is_dir():
-                files.discard(path)
-            else:
-                with contextlib.suppress(OSError):  # what could not be removed is found below
-                    path.unlink(missing_ok=True)
-        self.require_fresh()
-
-    def _written(self) -> tuple[Path, ...]:
-        """All that a run writes."""
-        return (
-            *(self.metrics, self.checkpoints, self.samples, self.evaluations, self.failures, self.nonfinite),
-            *(self.model, self.evaluation, self.report, self.tuned_on, self.config),
-        )
 
     def __enter__(self) -> RunFolder:
         try:
@@ -135,7 +116,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(
                 f"cannot write in the output folder {str(self.path)!r}: {error.strerror or error}; "
-                "make it writable, or choose another with --output-dir"
+                f"make it writable, or choose another with {term('output_dir')}"
             ) from error
         _HELD.add(self)
         files.tidy(self.path)
@@ -148,7 +129,11 @@ class RunFolder:
 
     def _refuse_links(self) -> None:
         """Nothing that a run writes may lead out of its folder."""
-        files.refuse_links(self.path, [*(path.name for path in self._written()), ".lock"])
+        written = (
+            *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
+            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.path / ".lock"),
+        )
+        files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):
             if folder.is_dir():
                 files.refuse_links(folder, os.listdir(folder))
@@ -187,7 +172,7 @@ def _locked(path: Path) -> int:
         who = f"process {holder}" if holder.isdigit() else "another process"
         raise UserError(
             f"the folder {str(path.parent)!r} is in use by another run ({who}): "
-            "wait until it ends, or choose another folder with --output-dir"
+            f"wait until it ends, or choose another folder with {term('output_dir')}"
         ) from error
     except OSError:
         os.close(descriptor)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cdpg.checkpoints import Checkpoint
 from cdpg.errors import UserError
 from cdpg.objectives.base import Objective
+from cdpg.wording import term
 
 
 @dataclass(frozen=True)
@@ -67,5 +68,5 @@ class Trainable:
         if shapes != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
             raise UserError(
                 f"{str(checkpoint.path)!r} was written for another model or method: its parameters are not those of "
-                f"this run; give the same --model and --method, or start in another folder"
+                f"this run; give the same {term('model')} and {term('method')}, or start in another folder"
             )

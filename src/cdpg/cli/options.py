@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
 from cdpg.job import Job, gather
 from cdpg.tasks import TASKS, find_task
+from cdpg.wording import on_command_line
 
 _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
 """Commands in the order in which one needs them."""
@@ -25,6 +26,10 @@ _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", 
 class _InOrder(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return sorted(self.commands, key=_ORDER.index)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        with on_command_line():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(

@@ -16,6 +16,7 @@ from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.values import Interval, count, interval, mean, number
 from cdpg.runlog import mapping
+from cdpg.wording import term
 
 END_SHARE = 0.1
 """What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""
@@ -90,7 +91,8 @@ def unfinished(label: str, done: int, wanted: float | None) -> Iterator[Finding]
     """A run that stopped before its last epoch."""
     if wanted is not None and 0 < done < wanted:
         text = f"{done:,} of {wanted:,.0f} epochs are logged: what is said here is about a run that is not over."
-        yield Finding("warning", label, "Not finished", text, "Continue it with --resume.")
+        advice = f"Continue it with {term('resume', typed=True)}, or in Python with {term('resume', typed=False)}."
+        yield Finding("warning", label, "Not finished", text, advice)
 
 
 def low_coverage(label: str, coverage: float | None, z: float | None, per_context: float | None) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import numpy as np
 from cdpg.contexts import Context, groups, whole_groups
 from cdpg.errors import UserError, first_line
 from cdpg.tasks.base import Draw, OriginRow, Row
+from cdpg.wording import term
 
 _CHUNK = 256
 """Rows that are looked at together."""
@@ -70,7 +71,7 @@ def _load(path: str, name: str, split: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"the data set {path} is read with the library datasets, which is not installed: "
-            "pip install 'cdpg[datasets]', or give a file of your own with --contexts"
+            f"pip install 'cdpg[datasets]', or give a file of your own with {term('contexts')}"
         ) from error
     try:
         try:
@@ -82,6 +83,6 @@ def _load(path: str, name: str, split: str) -> Any:
     except Exception as error:  # whatever the network, the hub or the cache has to say
         raise UserError(
             f"cannot load the data set {path} ({name}, {split}) from the hub: {first_line(error)}; try "
-            f"load_dataset({path!r}, {name!r}, split={split!r}) in Python, give a file of your own with --contexts, or "
-            "use --preset tiny, which needs no network"
+            f"load_dataset({path!r}, {name!r}, split={split!r}) in Python, give a file of your own with "
+            f"{term('contexts')}, or use {term('preset')} tiny, which needs no network"
         ) from error

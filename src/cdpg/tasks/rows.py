@@ -6,6 +6,7 @@ from cdpg.contexts import Context, load_contexts
 from cdpg.errors import UserError
 from cdpg.rows import Notify
 from cdpg.tasks.base import OriginRow, Row
+from cdpg.wording import term
 
 
 def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
@@ -18,6 +19,6 @@ def _text(context: Context, column: str, path: str) -> str:
     if not isinstance(context.prompt, str):
         raise UserError(
             f"{path!r}, row {context.row}: a chat in the column {column!r}, where this task takes a text: give the "
-            f"text alone, or run without a task, with --model and --constraint"
+            f"text alone, or run without a task, with {term('model')} and {term('constraint')}"
         )
     return context.prompt
