@@ -130,15 +130,33 @@ def test_a_constraint_that_raises_ends_the_run_with_1_and_its_line(workplace: Pa
     assert "Traceback" not in result.stderr
 
 
-def test_a_second_run_in_the_same_folder_needs_resume(workplace: Path) -> None:
-    small = [*OWN, *SMALL, "--output-dir", "out"]
-    assert cdpg(workplace, "run", *small, "--epochs", "2", "--set", "warmup_epochs=0").returncode == 0
-    refused = cdpg(workplace, "run", *small, "--epochs", "2")
-    assert refused.returncode == 2
-    assert "--resume" in refused.stderr
-    more = cdpg(workplace, "run", *small, "--epochs", "3", "--set", "warmup_epochs=0", "--resume")
-    assert more.returncode == 0, more.stderr
-    assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
+def test_a_second_run_in_the_same_folder_continues_or_replaces_the_first(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = [*OWN, *SMALL, "--output-dir", "out", "--no-report", "--set", "evaluate_at_end=false"]
+
+    def run(*options: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *usual, *options])
+        return ended.value.code, capsys.readouterr().err
+
+    def epochs() -> list[int]:
+        return [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")]
+
+    monkeypatch.chdir(workplace)
+    assert run("--epochs", "10")[0] == 0
+    refused, told = run("--epochs", "10")
+    assert refused == 2
+    assert "continue it with --resume, replace it with --overwrite, or choose another folder with --output-dir" in told
+    continued, told = run("--epochs", "20", "--resume", "--overwrite")
+    assert continued == 0, told
+    assert epochs() == list(range(1, 21)), "the default warm-up of 20 epochs would be another"
+    assert "the run goes on with warmup_epochs=1 and evaluate_every=1" in told
+    (workplace / "out" / "notes.txt").touch()
+    replaced, told = run("--epochs", "1", "--overwrite")
+    assert replaced == 0, told
+    assert epochs() == [1]
+    assert (workplace / "out" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

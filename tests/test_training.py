@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -306,7 +305,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_over(tmp_path: P
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     tabular_trainer(tmp_path).train()
-    with pytest.raises(UserError, match="--resume"):
+    with pytest.raises(UserError, match=r"continue it with train\(resume_from_checkpoint=True\), replace it with"):
         tabular_trainer(tmp_path).train()
 
 
@@ -635,18 +634,3 @@ def test_a_model_that_could_not_be_saved_is_refused_at_once(tmp_path: Path) -> N
             model, lambda prompts, completions: [True] * len(prompts), CDPGConfig(output_dir=str(tmp_path)), ["a"],
             processing_class=tiny.tokenizer_for("llama"),
         )  # fmt: skip
-
-
-def test_a_used_folder_is_replaced_on_request(tmp_path: Path) -> None:
-    tabular_trainer(tmp_path, epochs=3).train()
-    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match="replace the run with overwrite_output_dir"):
-        tabular_trainer(tmp_path, epochs=2).train()
-    tabular_trainer(tmp_path, epochs=2, overwrite_output_dir=True).train()
-    assert [line["epoch"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch-000002"]
-    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
-    # Repeating the run from its file, or resuming it, must not remove it.
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))["overwrite_output_dir"] is False
-    tabular_trainer(tmp_path, epochs=3, overwrite_output_dir=True).train(resume_from_checkpoint=True)
-    assert [line["epoch"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3]

@@ -139,6 +139,11 @@ def find_checkpoint(folder: Path, which: bool | str | Path, notify: Callable[[st
     return checkpoint
 
 
+def kept_epochs(folder: Path) -> list[int]:
+    """The epochs of which there are checkpoints, whole or not."""
+    return sorted({_epoch_of(path) for path in _checkpoints(folder)})
+
+
 def prune(folder: Path, epoch: int, keep: int) -> None:
     """Keep ``epoch`` and the ``keep - 1`` before it; those of later epochs belong to a run that was taken back.
 

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from cdpg import overwriting, schedule
 from cdpg.card import write_evaluation
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError, UserError
@@ -28,6 +29,7 @@ from cdpg.rows import unheard
 from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json, write_yaml
 from cdpg.signals import GentleStop
 from cdpg.trainer import CDPGTrainer
+from cdpg.wording import term
 
 FILE = "comparison.json"
 
@@ -48,9 +50,10 @@ class Entrant:
         """Whether this very run, with all its settings, has come to its end."""
         if not (self.folder.model / "config.json").is_file():
             return False
-        asked = {**self.job.inputs(), **self.job.settings.to_mapping()}
         found = read_yaml(self.folder.config)
-        return all(found.get(key) == value for key, value in asked.items())
+        asked = {**self.job.inputs(), **self.job.settings.to_mapping()}
+        free = {"overwrite_output_dir", *(key for key in schedule.FOLLOWING if asked[key] is None)}
+        return all(found.get(key) == value for key, value in asked.items() if key not in free)
 
 
 def require_place(job: Job, runs: Sequence[Entrant], resume: bool) -> None:
@@ -58,7 +61,7 @@ def require_place(job: Job, runs: Sequence[Entrant], resume: bool) -> None:
     refuse_links(Path(job.settings.output_dir), [FILE, *(run.name for run in runs)])
     for run in runs:
         if not resume:
-            run.folder.require_fresh(job.settings.overwrite_output_dir)
+            overwriting.require_place(run.folder, run.job.settings.overwrite_output_dir, run.job.inputs().values())
 
 
 def entrants(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Entrant]:
@@ -148,7 +151,9 @@ def train_side_by_side(
     other. What a run says goes to ``output.txt`` in its folder. A signal is passed on to all of them.
     """
     if processes_in_all() > 1:
-        raise UserError("--jobs starts runs by itself, and a launcher has started several processes already: drop one")
+        raise UserError(
+            f"{term('jobs')} starts runs by itself, and a launcher has started several processes already: drop one"
+        )
     waiting = [run for run in runs if not (resume and run.is_done())]
     waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
     under_way: dict[str, subprocess.Popen[bytes]] = {}
@@ -252,7 +257,7 @@ def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_o
     if differences:
         raise UserError(
             f"the model {name!r} cannot be evaluated beside the base {base_name!r}, on whose tokens the ideal model is "
-            f"defined: {'; '.join(differences)}; name the model's own base with --base"
+            f"defined: {'; '.join(differences)}; name the model's own base with {term('base')}"
         )
 
 

@@ -52,7 +52,8 @@ class CDPGConfig:
     output_dir: str = "runs/cdpg"
     """The run's folder: configuration, metrics, samples, checkpoints, the tuned model."""
     overwrite_output_dir: bool = False
-    """Remove what an earlier run left in ``output_dir``, once this run begins; a resumed run removes nothing."""
+    """Remove an earlier run from ``output_dir`` before a new one begins there; other files stay. A run that is resumed
+    removes nothing."""
     method: Method = "cdpg"
     """What the gradient is weighted by: ``cdpg``, ``dpg``, ``reinforce`` or ``ziegler`` (PPO)."""
     epochs: int = 1000
@@ -66,7 +67,8 @@ class CDPGConfig:
     learning_rate: float = 1e-5
     """Adam's rate after the warm-up."""
     warmup_epochs: int | None = None
-    """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller."""
+    """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller. A run that is
+    made longer keeps the warm-up it was begun with."""
     decay_epochs: int = 0
     """Epochs at the end over which the rate falls linearly towards 0, so that the noise of the last batches averages
     out; by default the rate stays constant, as in the paper."""
@@ -122,7 +124,8 @@ class CDPGConfig:
     keep_checkpoints: int = 2
     """How many of the latest checkpoints stay."""
     evaluate_every: int | None = None
-    """Epochs between evaluations on held-out contexts; by default a tenth of the run."""
+    """Epochs between evaluations on held-out contexts; by default a tenth of the run, and of the run as it was begun if
+    it is made longer."""
     evaluate_at_end: bool = True
     """Evaluate the base and the tuned model on all held-out contexts when the run ends."""
     evaluation_contexts: int = 64
@@ -179,10 +182,6 @@ class CDPGConfig:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for YAML and JSON."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-
-    def to_record(self) -> dict[str, Any]:
-        """What a run's ``config.yaml`` holds: repeating a run must not remove it."""
-        return {**self.to_mapping(), "overwrite_output_dir": False}
 
     @property
     def samples_per_epoch(self) -> int:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdpg.config import CDPGConfig
+from cdpg.config import FIELDS, CDPGConfig
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
 from cdpg.models.transformer import digest
 from cdpg.parallel import Processes
+from cdpg.schedule import rate_changes
 from cdpg.signals import GentleStop
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
@@ -109,19 +110,31 @@ def model_name(module: nn.Module) -> str:
     return str(getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__)
 
 
-def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: Mapping[str, Any]) -> list[str]:
+def begun_with(state: Mapping[str, Any]) -> CDPGConfig:
+    """The settings that a checkpoint's state holds; those of another version that are no settings now are left out."""
+    return CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in FIELDS})
+
+
+def check_resume(
+    done: int,
+    state: Mapping[str, Any],
+    config: CDPGConfig,
+    now: Mapping[str, Any],
+    checkpoints: Path,
+    kept: Sequence[int],
+) -> list[str]:
     """Refuse to continue a run under settings, a model or data that would make it another one; all changes named.
 
-    ``state`` is that of the checkpoint after ``done`` epochs. What may change but is not without effect is returned,
-    a sentence each, to be told.
+    ``state`` is that of the checkpoint after ``done`` epochs, ``kept`` the epochs of those in the folder
+    ``checkpoints``. What may change but is not without effect is returned, a sentence each, to be told.
     """
-    then = _settings(state, config)
+    then = begun_with(state)
     changes = [
         f"{key} was {value!r} and is {getattr(config, key)!r}"
         for key, value in vars(then).items()
         if key not in _FREE | _ROUNDING | _MEASURING | _LIMITS and value != getattr(config, key)
     ]
-    changes += _rate_changes(done, then, config)
+    changes += rate_changes(done, then, config, checkpoints, kept)
     before = state["origin"]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
@@ -134,44 +147,6 @@ def check_resume(done: int, state: Mapping[str, Any], config: CDPGConfig, now: M
             f"Give what it was started with, or start in another folder"
         )
     return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
-
-
-def with_warmup_of(state: Mapping[str, Any], config: CDPGConfig) -> CDPGConfig:
-    """The settings with the warm-up of the run to continue, where none is set.
-
-    The default depends on the number of epochs, so a run that is made longer would otherwise have had another.
-    """
-    return config if config.warmup_epochs is not None else config.replace(warmup_epochs=_settings(state, config).warmup)
-
-
-def _settings(state: Mapping[str, Any], config: CDPGConfig) -> CDPGConfig:
-    """The settings that a checkpoint's run had, but for those that no longer exist."""
-    return CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in vars(config)})
-
-
-def _rate_changes(done: int, then: CDPGConfig, config: CDPGConfig) -> list[str]:
-    """Whether the epochs that are done would have had other learning rates, at the first that would."""
-    if then.learning_rate != config.learning_rate:
-        return []  # which is a change by itself
-    for epoch in range(1, done + 1):
-        if then.rate(epoch) != config.rate(epoch):
-            return [
-                f"the learning rate of epoch {epoch} was {then.rate(epoch):.3g} and would have been "
-                f"{config.rate(epoch):.3g} with {config.epochs} epochs, warm-up {config.warmup} and decay "
-                f"{config.decay_epochs} (they were {then.epochs}, {then.warmup}, {then.decay_epochs})"
-                + _cure(then, config)
-            ]
-    return []
-
-
-def _cure(then: CDPGConfig, config: CDPGConfig) -> str:
-    """How to keep the schedule of the epochs that are done."""
-    if config.warmup != then.warmup and config.decay_epochs == then.decay_epochs == 0:
-        return f": set warmup_epochs={then.warmup}"
-    if then.decay_epochs:
-        last = then.epochs - min(then.decay_epochs, then.epochs)
-        return f": resume from a checkpoint of epoch {last} or before, where the rate had not begun to fall"
-    return f": set warmup_epochs={then.warmup} and decay_epochs={then.decay_epochs}"
 
 
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -229,7 +204,8 @@ def how_to_resume(command: str | None) -> str:
     else:
         name = Path(program).name
         start = [name if shutil.which(name) else program]
-    return shlex.join([*start, *arguments, *([] if "--resume" in arguments else ["--resume"])])
+    arguments = [word for word in arguments if word not in ("--resume", "--overwrite")]
+    return shlex.join([*start, *arguments, "--resume"])
 
 
 def versions() -> dict[str, str]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
-from cdpg import card, files, memory, provenance
+from cdpg import card, memory, provenance, schedule
 from cdpg.callbacks import Callbacks
-from cdpg.checkpoints import find_checkpoint, prune, save_checkpoint
+from cdpg.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
 from cdpg.contexts import ContextStream, load_contexts, prompt_digests
@@ -27,6 +29,7 @@ from cdpg.forecast import run_seconds
 from cdpg.heldout import TUNED, Examination, HeldOut, refuse_stopped_beams
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
+from cdpg.journal import Journal
 from cdpg.models.base import LanguageModel
 from cdpg.models.generation import generation_notices
 from cdpg.models.loading import load_policy_and_base
@@ -35,15 +38,15 @@ from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
 from cdpg.optimization import Updater, make_optimizer
+from cdpg.overwriting import remove_run, require_place
 from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
-from cdpg.runlog import JsonlFile, RunFolder, last_record, read_jsonl, write_folder, write_lines, write_yaml
+from cdpg.runlog import RunFolder, last_record, write_folder, write_lines, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
-from cdpg.starvation import StarvationWatch
 from cdpg.threads import CoreWatch
 from cdpg.workers.limits import Limits
 from cdpg.workers.reader import Reader
@@ -112,12 +115,12 @@ class CDPGTrainer:
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
         self.folder = RunFolder(self.args.output_dir)
-        self._starvation = StarvationWatch(self.args.num_generations)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
-        logs = ("metrics", "samples", "evaluations", "failures")
-        self._logs = {name: JsonlFile(getattr(self.folder, name)) for name in logs}
         self._origin = self._where_from(model, stop, command)
+        self._journal = Journal(self.folder, self._trainable, self._origin)
         self._used, self._inputs = False, dict(inputs or {})
+        given = (model, train_dataset, eval_dataset, *self._inputs.values())
+        self._sources = [source for source in given if isinstance(source, (str, Path))]
         self.held_out = HeldOut(
             self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
             Reader(limits), stop, frozenset(prompt_digests(self.contexts)),
@@ -139,10 +142,10 @@ class CDPGTrainer:
         record: dict[str, Any] = {}
         main = self.processes.is_main
         with (
-            self.folder if main else nullcontext(),  # the other processes write nothing
+            _hold(self.folder, main),
             closing(self.held_out),
             GentleStop() as stop,
-            Progress(self.args.epochs, silent=not main, seconds_left=self._seconds_left) as progress,
+            _progress(self.args.epochs, main, self._seconds_left) as progress,
         ):
             done = self._begin(resume_from_checkpoint, progress, stop)
             self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
@@ -176,7 +179,7 @@ class CDPGTrainer:
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
-                self._tell_end(progress)
+                self._failures.tell_all(self.folder.metrics, progress.note)
             if self.eval_contexts and self.args.evaluate_at_end:
 
                 def tell(text: str) -> None:
@@ -262,9 +265,9 @@ class CDPGTrainer:
         record["seconds"] = time.perf_counter() - started
         record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
         if self.processes.is_main:
-            self._logs["metrics"].append(record)
+            self._journal.append("metrics", record)
             for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
-                self._logs["samples"].append(sample)
+                self._journal.append("samples", sample)
         self._failures.append(epoch)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
@@ -287,7 +290,7 @@ class CDPGTrainer:
         """Save what was done, when what came next has come to grief before it changed anything."""
         if done and self.processes.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # what is told is the trouble itself
-                self._write_checkpoint(done)
+                self._journal.save(done, self.args)
                 tell(f"a checkpoint of epoch {done} is written")
 
     def _seconds_left(self, done: int, epoch: float) -> float:
@@ -308,13 +311,6 @@ class CDPGTrainer:
         while self.judge.notices:
             progress.note(self.judge.notices.pop(0))
         self._failures.tell(record, progress.note)
-        if warning := self._starvation.warning(record) if record else None:
-            progress.note(warning)
-
-    def _tell_end(self, progress: Progress) -> None:
-        self._failures.tell_all(self.folder.metrics, progress.note)
-        if verdict := self._starvation.verdict(list(read_jsonl(self.folder.metrics))):
-            progress.note(verdict)
 
     def _evaluation_is_due(self, number: int) -> bool:
         return number % self.args.evaluation_interval == 0 or number == self.args.epochs
@@ -332,7 +328,7 @@ class CDPGTrainer:
             self._rescue(number, progress.note)
             raise
         if self.processes.is_main:
-            self._logs["evaluations"].append(record)
+            self._journal.append("evaluations", record)
         means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
         if self.args.report_to:
             numbers = {name: value for name, value in means.items() if value is not None}
@@ -346,27 +342,17 @@ class CDPGTrainer:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used, done = True, 0 if checkpoint is None else checkpoint.epoch
         if checkpoint is not None:
-            self.args = provenance.with_warmup_of(checkpoint.state, self.args)
-            self._updater = dataclasses.replace(self._updater, config=self.args)
-            for notice in provenance.check_resume(checkpoint.epoch, checkpoint.state, self.args, self._origin):
-                progress.note(notice)
-            self._trainable.restore(checkpoint)
+            self._continue(checkpoint, progress.note)
             self.processes.wait()  # nobody may still be reading what is tidied up below
-            progress.note(f"continuing after epoch {checkpoint.epoch}")
         if self.processes.is_main:
             if not resume:
-                self.folder.make_fresh(self.args.overwrite_output_dir)
-            files.tidy(self.folder.checkpoints)
-            if checkpoint is not None:
-                # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
-                prune(self.folder.checkpoints, checkpoint.epoch, self.args.keep_checkpoints)
-            for name, file in self._logs.items():
-                file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
-            if 0 < done < self.args.epochs:  # what an earlier end has left is no longer the run's
-                files.discard(self.folder.model)
-                files.discard(self.folder.evaluation)
+                require_place(self.folder, self.args.overwrite_output_dir, self._sources)
+                remove_run(self.folder)
+            self._journal.begin(checkpoint, self.args)
             write_lines(self.folder.tuned_on, sorted(set(prompt_digests(self.contexts))))
-            write_yaml(self.folder.config, {**self._inputs, **self.args.to_record(), "origin": self._origin})
+            # Not to be overwritten by whoever repeats it from this file.
+            settings = self.args.replace(overwrite_output_dir=False).to_mapping()
+            write_yaml(self.folder.config, {**self._inputs, **settings, "origin": self._origin})
         for notice in generation_notices(inner_model(self.model)):
             progress.note(notice)
         if self.args.report_to:
@@ -377,21 +363,31 @@ class CDPGTrainer:
             self._evaluate_along(done, progress, stop)
         return done
 
+    def _continue(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
+        """Take up a checkpoint, unless the run would become another one."""
+        asked, then = self.args, provenance.begun_with(checkpoint.state)
+        self.args = schedule.continued(asked, then)
+        self._updater = dataclasses.replace(self._updater, config=self.args)
+        kept = kept_epochs(self.folder.checkpoints)
+        notices = provenance.check_resume(
+            checkpoint.epoch, checkpoint.state, self.args, self._origin, self.folder.checkpoints, kept
+        )
+        for notice in (*notices, *schedule.kept_defaults(asked, self.args, then)):
+            tell(notice)
+        self._trainable.restore(checkpoint)
+        tell(f"continuing after epoch {checkpoint.epoch}")
+
     def _save_checkpoint(self, number: int) -> None:
         if self.processes.is_main:
-            self._write_checkpoint(number)
+            self._journal.save(number, self.args)
         self._callbacks.call("on_save")
         self.processes.wait()
 
-    def _write_checkpoint(self, number: int) -> None:
-        """Write what a resumed run needs; the logs reach the disk first."""
-        for file in self._logs.values():
-            file.sync()
-        state: Mapping[str, Any] = {
-            "config": self.args.to_mapping(),
-            "origin": self._origin,
-            "objective": self.objective.state(),
-            "positions": {name: file.position() for name, file in self._logs.items()},
-        }
-        tensors = self._trainable.tensors()
-        save_checkpoint(self.folder.checkpoints, number, tensors, state, self.args.keep_checkpoints)
+
+def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
+    """The main process holds the run's folder; the others write nothing."""
+    return folder if main else nullcontext()
+
+
+def _progress(epochs: int, main: bool, seconds_left: Callable[[int, float], float]) -> Progress:
+    return Progress(epochs, None if main else Console(file=StringIO()), seconds_left=seconds_left)

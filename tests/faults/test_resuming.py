@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -19,6 +20,7 @@ from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.heldout import Examination
 from cdpg.optimization import Updater
 from cdpg.runlog import read_jsonl
+from cdpg.wording import on_command_line
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
@@ -139,12 +141,53 @@ def test_a_finished_run_with_the_default_warmup_can_be_made_longer(tmp_path: Pat
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["warmup_epochs"] == 2
 
 
+def test_a_run_that_is_made_longer_is_the_long_run_and_is_evaluated_as_often_as_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"save_every": 100, "held_out": CONTEXTS, "evaluation_samples": 2}
+    make(tmp_path / "parts", epochs=20, warmup_epochs=None, **options).train()
+    capsys.readouterr()
+    longer = make(tmp_path / "parts", epochs=30, warmup_epochs=None, **options)
+    longer.train(resume_from_checkpoint=True)
+    kept = "the run goes on with warmup_epochs=2 and evaluate_every=2, which it was begun with for 20 epochs"
+    assert kept in capsys.readouterr().err
+    assert (longer.args.warmup_epochs, longer.args.evaluate_every) == (2, 2)
+    make(tmp_path / "whole", epochs=30, warmup_epochs=2, evaluate_every=2, **options).train()
+    ends = [tmp_path / name / "checkpoints" / "epoch-000030" for name in ("parts", "whole")]
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes()
+    lines = [list(read_jsonl(tmp_path / name / "evaluations.jsonl")) for name in ("parts", "whole")]
+    assert [line["epoch"] for line in lines[0]] == list(range(0, 31, 2))
+    assert [line["metrics"] for line in lines[0]] == [line["metrics"] for line in lines[1]]
+
+
+def test_on_the_command_line_the_cure_for_a_rate_that_fell_is_to_remove_checkpoints(tmp_path: Path) -> None:
+    make(tmp_path, decay_epochs=2).train()
+    late = str(tmp_path / "checkpoints" / "epoch-000004")
+    cure = f"remove {late!r} to continue from epoch 2"
+    with on_command_line(), pytest.raises(UserError, match=re.escape(cure)):
+        make(tmp_path, epochs=6, decay_epochs=2).train(resume_from_checkpoint=True)
+    shutil.rmtree(late)
+    make(tmp_path, epochs=6, decay_epochs=2).train(resume_from_checkpoint=True)
+    assert epochs(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize(
     ("first", "then", "cure"),
     [
-        ({}, {"warmup_epochs": 3}, "set warmup_epochs=0"),
-        ({"decay_epochs": 2}, {}, "resume from a checkpoint of epoch 2 or before"),
-        ({}, {"decay_epochs": 30}, "set warmup_epochs=0 and decay_epochs=0"),
+        ({}, {"warmup_epochs": 3}, r": set warmup_epochs=0, or leave it out\."),
+        (
+            {"decay_epochs": 2, "save_every": 2},
+            {},
+            r"the learning rate of epoch 3 was .* begun to fall towards the end at epoch 4: keep epochs=4 and "
+            r"decay_epochs=2, or continue from epoch 2 with train\(resume_from_checkpoint='.*/epoch-000002'\)\.",
+        ),
+        (
+            {"decay_epochs": 2, "save_every": 4},
+            {},
+            r"decay_epochs=2, or make the longer run anew in another folder \(no checkpoint from before the fall",
+        ),
+        ({}, {"decay_epochs": 30}, "fall too early: set decay_epochs to at most 26, or epochs to at least 34"),
     ],
 )
 def test_another_schedule_for_epochs_that_are_done_is_refused_with_a_cure(
@@ -352,6 +395,7 @@ def test_logs_that_were_tampered_with_are_refused(run: Path) -> None:
         ("/x/cdpg/__main__.py run 'a b.yaml'", "-m cdpg run 'a b.yaml' --resume"),
         ("/nowhere/bin/cdpg-x run a.yaml --resume", "/nowhere/bin/cdpg-x run a.yaml --resume"),
         ("/bin/sh run", "sh run --resume"),
+        ("/bin/sh run --overwrite", "sh run --resume"),
     ],
 )
 def test_the_command_to_resume(command: str | None, expected: str) -> None:

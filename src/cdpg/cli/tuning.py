@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from functools import partial
@@ -16,8 +17,13 @@ from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_trans
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.job import Job
+from cdpg.overwriting import require_place
 from cdpg.runlog import RunFolder
 from cdpg.tables import print_models
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder; without effect on --resume.")
+]
 
 
 @app.command()
@@ -25,6 +31,7 @@ from cdpg.tables import print_models
 def run(
     job: Job,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    overwrite: Overwrite = False,
     report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
 ) -> None:
     """Tune a model, evaluate it before and after, and write a report.
@@ -39,8 +46,9 @@ def run(
 
       cdpg run experiment.yaml --resume
     """
+    job = _overwriting(job) if overwrite else job
     if not resume:
-        RunFolder(job.settings.output_dir).require_fresh(job.settings.overwrite_output_dir)
+        require_place(RunFolder(job.settings.output_dir), job.settings.overwrite_output_dir, job.inputs().values())
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
@@ -62,6 +70,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each with its share of the cores.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Tune with several methods and put them side by side.
 
@@ -74,6 +83,7 @@ def compare(
       cdpg compare translation-numbers --methods cdpg,reinforce --seeds 3
     """
     names = _method_names(methods)
+    job = _overwriting(job) if overwrite else job
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     from cdpg import comparison
@@ -94,6 +104,10 @@ def compare(
     output = Console()
     print_models(output, title, models)
     show(output, lines)
+
+
+def _overwriting(job: Job) -> Job:
+    return dataclasses.replace(job, settings=job.settings.replace(overwrite_output_dir=True))
 
 
 def _method_names(methods: str) -> list[str]:
