@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import tiny
+import warm
 from cdpg import comparison
 from cdpg.cli import app, completion, main
 from cdpg.cli.output import finish_run
@@ -40,9 +41,11 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def cdpg(folder: Path, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def cdpg(
+    folder: Path, *arguments: str, timeout: float = 120, python: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cdpg", *arguments],
+        [python or warm.python(), "-m", "cdpg", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -163,13 +166,13 @@ def test_a_second_run_in_the_same_folder_continues_or_replaces_the_first(
 def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: int, status: int) -> None:
     arguments = ["run", *OWN, *SMALL, "--epochs", "100000", "--output-dir", "out", "--set", "warmup_epochs=0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "cdpg", *arguments], cwd=workplace, stderr=subprocess.PIPE, text=True,
+        [warm.python(), "-m", "cdpg", *arguments], cwd=workplace, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     metrics = workplace / "out" / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.02)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == status, stderr
@@ -183,7 +186,7 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: in
 
 def test_a_run_writes_its_report_unevaluated_and_on_a_terminal_without_greek(workplace: Path) -> None:
     small = [*OWN, *SMALL, "--epochs", "1", "--output-dir", "out", "--set", "evaluate_at_end=false"]
-    result = cdpg(workplace, "run", *small, PYTHONIOENCODING="ascii")
+    result = cdpg(workplace, "run", *small, python=sys.executable, PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
     assert "KL(p, ?)" in result.stdout
     assert "report: out/report.html" in result.stdout

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import tiny
+import warm
 from cdpg.runlog import read_jsonl
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -39,7 +39,7 @@ def test_runs_from_the_command_line(name: str, tmp_path: Path) -> None:
     texts = "The committee has a vote\nTwo dogs and the report\nA member of staff\n"
     (tmp_path / "contexts.txt").write_text(texts, encoding="utf-8")
     overrides = [word for setting in (*SMALL, f"output_dir={tmp_path / 'run'}") for word in ("--set", setting)]
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--model", "model", "--contexts", "contexts.txt", *overrides]
+    command = [warm.python(), str(FOLDER / f"{name}.py"), "--model", "model", "--contexts", "contexts.txt", *overrides]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "is called in the training process" not in result.stderr  # a script's functions run in workers

@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import tiny
+import warm
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -46,7 +46,7 @@ def test_python_and_command_line_examples(workplace: Path) -> None:
     small = "epochs=2, num_generations=2, contexts_per_epoch=1, max_completion_length=4"
     program = program.replace('output_dir="runs/short", epochs=50', f'output_dir="runs/python", {small}')
     (workplace / "program.py").write_text(program, encoding="utf-8")
-    run(workplace, sys.executable, "program.py")
+    run(workplace, warm.python(), "program.py")
     assert (workplace / "runs" / "python" / "model" / "model.safetensors").is_file()
 
     rule = re.search(r"def short.*?\n    return .*?\n", program, re.DOTALL)
@@ -58,7 +58,7 @@ def test_python_and_command_line_examples(workplace: Path) -> None:
     words[words.index("--epochs") + 1] = "2"
     settings = ("num_generations=2", "contexts_per_epoch=1", "max_completion_length=4")
     overrides = [word for setting in settings for word in ("--set", setting)]
-    run(workplace, sys.executable, "-m", "cdpg", *words[1:], *overrides)
+    run(workplace, warm.python(), "-m", "cdpg", *words[1:], *overrides)
     assert (workplace / "runs" / "short" / "model" / "model.safetensors").is_file()
 
 
@@ -94,6 +94,6 @@ def test_the_commands_of_the_experiments(tmp_path: Path) -> None:
         words = shlex.split(line, comments=True)
         assert words[0] == "cdpg"
         sized = words[1] in ("run", "compare", "evaluate", "check")
-        run(tmp_path, sys.executable, "-m", "cdpg", *words[1:], *(overrides if sized else []))
+        run(tmp_path, warm.python(), "-m", "cdpg", *words[1:], *(overrides if sized else []))
     assert (tmp_path / "runs" / "compare-translation-numbers" / "report.html").is_file()
     assert list((tmp_path / "figures").glob("*.pdf"))

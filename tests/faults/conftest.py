@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from victim import Keeper
 
@@ -16,8 +14,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{report.nodeid.rpartition('/')[2]}: {figures}")
 
 
-@pytest.fixture(scope="module")
-def keeper() -> Iterator[Keeper]:
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
+@pytest.fixture(scope="session")
+def keeper() -> Keeper:
+    return Keeper()

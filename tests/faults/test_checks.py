@@ -46,16 +46,17 @@ SOURCE = "Barack Obama met Angela Merkel in Paris. Two of the United Nations' se
 
 
 class Watch(threading.Thread):
-    """The most memory that any process below this one ever had, in megabytes."""
+    """The most memory that any process ever had which this one has started since, in megabytes."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak = 0.0
+        self._before = set(_family(os.getpid()))
         self._done = threading.Event()
 
     def run(self) -> None:
         while not self._done.wait(0.02):
-            for pid in _family(os.getpid()):
+            for pid in set(_family(os.getpid())) - self._before:
                 with contextlib.suppress(OSError, StopIteration, ValueError):
                     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                     self.peak = max(self.peak, int(next(x for x in lines if x.startswith("VmHWM")).split()[1]) / 1024)

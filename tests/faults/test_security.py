@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 import tiny
+import warm
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.checkpoints import CorruptCheckpoint, _manifest_bytes, load_checkpoint
 from cdpg.cli import _status, app
@@ -294,7 +295,7 @@ def test_hostile_data_a_hostile_check_and_a_hostile_folder(tmp_path: Path) -> No
         f"def fine(prompts, completions): return [True] * len(prompts)\n"
         f"def bad(prompts, completions): raise ValueError({HOSTILE!r} + prompts[0])\n"
     )
-    base = [sys.executable, "-m", "cdpg", "run", "--model", "llama", "--contexts", "contexts.jsonl", "--epochs", "1"]
+    base = [warm.python(), "-m", "cdpg", "run", "--model", "llama", "--contexts", "contexts.jsonl", "--epochs", "1"]
     base += ["--set", "max_completion_length=4", "--set", "num_generations=2", "--set", "contexts_per_epoch=2"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     outputs = []

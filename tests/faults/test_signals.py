@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+import warm
 from cdpg.checkpoints import load_checkpoint
 from cdpg.runlog import read_jsonl
 from cdpg.signals import GentleStop
@@ -40,7 +40,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "cdpg", *(words or ["run"]), "--model", "llama", "--contexts", "contexts.csv"]
+    command = [warm.python(), "-m", "cdpg", *(words or ["run"]), "--model", "llama", "--contexts", "contexts.csv"]
     command += ["--constraint", "checks:even", "--epochs", "1000000", "--output-dir", "a run's folder"]
     for setting in SETTINGS:
         command += ["--set", setting]

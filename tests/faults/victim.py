@@ -1,28 +1,24 @@
-"""Runs to be killed: a process that has everything imported and forks a real run whenever it is asked to.
+"""Runs to be killed: real processes, started by ``warm.py`` so that there can be a thousand of them.
 
-Importing torch takes seconds, a run of the table a fraction of one: so that a thousand real processes can be killed,
-each is a fork of this one. A request is a line of JSON on standard input; the answers are the child's process id and,
-when it has ended, its wait status.
+This file is both what a test calls and the program of such a process, which is told by JSON what to do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
 import os
 import resource
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
+import warm
+
 EPOCHS = 6
 UNEXPECTED = 99
 """Exit status of a run that ended with a traceback."""
@@ -33,46 +29,16 @@ WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Keeper:
-    """Starts the process and asks it for runs."""
-
-    def __init__(self) -> None:
-        source = TESTS.parent / "src"
-        paths = [str(source), str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
+    """Makes runs in processes of their own."""
 
     def run(self, folder: Path, *, kill_after: float | None = None, **request: Any) -> int:
-        """A run in a process of its own, killed after so many seconds if that is before its end: its exit status."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"folder": str(folder), **request}) + "\n")
-        self._process.stdin.flush()
-        child = int(self._process.stdout.readline())
-        if kill_after is not None:
-            deadline = time.monotonic() + kill_after
-            while (left := deadline - time.monotonic()) > 0 and not _has_ended(child):
-                time.sleep(min(left, 0.05))
-            os.kill(child, signal.SIGKILL)  # it is a zombie at worst: the keeper reaps it only when told to
-        self._process.stdin.write("reap\n")
-        self._process.stdin.flush()
-        return os.waitstatus_to_exitcode(int(self._process.stdout.readline()))
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-
-
-def _has_ended(child: int) -> bool:
-    """Whether a process is a zombie; where that cannot be seen, it is taken to live."""
-    try:
-        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
+        """A run, killed after so many seconds if that is before its end: its exit status."""
+        with open(request.pop("log", log_of(folder)), "wb") as log:
+            process = warm.start([__file__, json.dumps({"folder": str(folder), **request})], log.fileno())
+        if kill_after is not None and not process.has_ended(kill_after):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 def log_of(folder: Path) -> Path:
@@ -176,7 +142,7 @@ def even(prompts: list[str], completions: list[str], **columns: Any) -> list[boo
 
 
 def _child(request: dict[str, Any]) -> None:
-    """The life of a fork."""
+    """The life of such a process."""
     from cdpg.errors import CDPGError
 
     folder = Path(request.pop("folder"))
@@ -184,9 +150,6 @@ def _child(request: dict[str, Any]) -> None:
     headroom = request.pop("headroom", None)
     status = UNEXPECTED
     try:
-        log = os.open(request.pop("log", log_of(folder)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
         saboteur = Saboteur(str(folder), at, half, full)
         if request.pop("watch", False) or at:
             saboteur.install()
@@ -208,29 +171,5 @@ def _child(request: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def main() -> None:
-    import torch
-
-    import cdpg.trainer
-    import enumeration
-    import tiny
-
-    torch.set_num_threads(1)
-    del cdpg, enumeration, tiny
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-        run(
-            Path(folder) / "run", check_workers=0
-        )  # much is imported only when it is needed: once, then, not in each fork
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            _child(json.loads(line))
-        sys.stdout.write(f"{pid}\n")
-        sys.stdout.flush()
-        sys.stdin.readline()
-        sys.stdout.write(f"{os.waitpid(pid, 0)[1]}\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    _child(json.loads(sys.argv[1]))
