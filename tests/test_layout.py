@@ -18,6 +18,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("config", "files", "memory"),
     ("uniforms", "parallel", "rows", "signals", "forecast", "threads", "schedule"),
     ("contexts",),
+    ("chats",),
     ("models",),
     ("sampling",),
     ("scoring",),

@@ -277,10 +277,14 @@ def _evaluated(
         if processes.is_main:
             tell(text)
 
+    def tell_notices() -> None:
+        _tell_all(held_out.judge.notices, tell if processes.is_main else unheard)
+        held_out.judge.notices.clear()
+
+    tell_notices()
     with closing(held_out):
         found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, heed_and_tell)
-    _tell_all(held_out.judge.notices, tell if processes.is_main else unheard)
-    held_out.judge.notices.clear()
+    tell_notices()
     return found
 
 

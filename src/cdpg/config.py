@@ -85,6 +85,11 @@ class CDPGConfig:
     seed: int = 0
     """Seeds the order of the contexts, the samples and the shuffling."""
 
+    chat: bool = False
+    """Send every prompt that is a plain text as the message of a user, in the form that the model's chat template has;
+    constraints then get completions as lists of one message, as from TRL."""
+    system: str = ""
+    """The system message of every chat that has none."""
     long_contexts: Literal["refuse", "cut"] = "refuse"
     """What to do with a context that does not fit the model's window: refuse it by row, or cut it."""
     decoder_prefix: str = ""

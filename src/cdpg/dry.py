@@ -12,6 +12,7 @@ import torch
 
 from cdpg import memory
 from cdpg.advice import Look
+from cdpg.chats import notices_on_prompts
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
 from cdpg.contexts import Context, ContextStream
@@ -74,6 +75,8 @@ def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> Dr
     judge.require_columns(inputs.tuning)
     judge.require_columns(inputs.held_out)
     base = load_model(job.model, config)
+    for notice in notices_on_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out]):
+        tell(notice)
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
     base.encode(inputs.held_out, config.max_completion_length)
     chosen = ContextStream(inputs.tuning, config.seed).draw(0, min(count, len(inputs.tuning)))

@@ -71,6 +71,8 @@ _ANSWERS: tuple[tuple[str, str], ...] = (
         "chat_template_kwargs chat_template_path chat_template",
         "set chat_template of the tokenizer, and pass the tokenizer to the trainer as processing_class",
     ),
+    ("system_prompt system_message", "use system (with chat: true, or with prompts that are chats)"),
+    ("apply_chat_template conversational", "use chat: true (prompts that are lists of messages need no setting)"),
     ("max_tool_calling_iterations tools", "a completion is one answer: there are no calls of tools"),
     # What is asked for.
     (

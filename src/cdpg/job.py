@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cdpg.chats import as_chats
 from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts import DEFAULT_COLUMN, Context, count_tuned_on, groups, load_contexts, prompt_digests, whole_groups
@@ -114,7 +115,8 @@ class Job:
         locate(self.model)  # a name that is nearly an embedded one is told before anything else is loaded
         constraints = [load_constraint(name) for name in self.constraint]
         task = None if self.task is None else find_task(self.task)
-        tuning, held_out = self._contexts(task, notify, to_tune)
+        chat = self.settings.chat, self.settings.system
+        tuning, held_out = (as_chats(part, *chat) for part in self._contexts(task, notify, to_tune))
         if task is None:
             return Inputs(tuning, held_out, constraints, TextMeasure(), None)
         return Inputs(tuning, held_out, constraints, task.measure, task.stop)

@@ -17,6 +17,7 @@ from torch import nn
 
 from cdpg import card, memory, provenance, schedule
 from cdpg.callbacks import Callbacks
+from cdpg.chats import as_chats, notices_on_prompts
 from cdpg.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
@@ -92,14 +93,15 @@ class CDPGTrainer:
         refuse_stopped_beams(measure, stop)
         limits = Limits.of(self.args, processes_here())
         self.judge = Judge(constraints, limits)  # first: it may have to fork
-        tell = self.judge.notices.append
-        self.contexts = load_contexts(train_dataset, notify=tell)
-        self.eval_contexts = [] if eval_dataset is None else load_contexts(eval_dataset, notify=tell)
+        tell, chat = self.judge.notices.append, (self.args.chat, self.args.system)
+        self.contexts = as_chats(load_contexts(train_dataset, notify=tell), *chat)
+        self.eval_contexts = [] if eval_dataset is None else as_chats(load_contexts(eval_dataset, notify=tell), *chat)
         self.judge.require_columns(self.contexts)
         self.judge.require_columns(self.eval_contexts)
         self.processes = Processes(make_accelerator(self.args))
         device = self.processes.accelerator.device if self.args.device == "auto" else None
         self.policy, self.base = load_policy_and_base(model, self.args, processing_class, device, peft_config)
+        self.judge.notices += notices_on_prompts(self.policy.tokenizer, [*self.contexts, *self.eval_contexts])
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
         held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
         self.objective = make_objective(self.args, self.policy)

@@ -62,6 +62,11 @@ EvalContexts = Annotated[str | None, typer.Option(help="File of held-out context
 ConstraintName = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What the outputs must satisfy.")]
 PromptColumn = Annotated[str | None, typer.Option(help="Column of the contexts that holds the prompt.")]
 PromptPrefix = Annotated[str | None, typer.Option(help="Text before every prompt.")]
+Chat = Annotated[
+    bool | None,
+    typer.Option("--chat", help="Send prompts as a user's messages, by the model's chat template.", show_default=False),
+]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of every chat.")]
 Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling.")]
 Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
@@ -102,6 +107,8 @@ def _asked(
     constraint: ConstraintName = None,
     prompt_column: PromptColumn = None,
     prompt_prefix: PromptPrefix = None,
+    chat: Chat = None,
+    system: System = None,
     method: Method = None,
     epochs: Epochs = None,
     seed: Seed = None,

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cdpg.chats import as_chats, notices_on_prompts
 from cdpg.cli.completion import complete_run, complete_task_name
-from cdpg.cli.options import ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, app
+from cdpg.cli.options import Chat, ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, System, app
 from cdpg.cli.output import console_of_main, note, quiet_transformers, show, shown_text
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts import Context, fingerprint
@@ -31,7 +32,7 @@ from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
 from cdpg.tables import print_models
 from cdpg.tasks import TASKS
 
-_WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype")
+_WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
 """Settings of a run that its samples depend on."""
 _NEW_SEEDS = 10**6
 """Seeds to choose from where none is given: short enough to be typed again."""
@@ -65,6 +66,8 @@ def evaluate(
     constraint: ConstraintName = None,
     prompt_column: PromptColumn = None,
     prompt_prefix: PromptPrefix = None,
+    chat: Chat = None,
+    system: System = None,
     seed: Seed = None,
     output: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
     settings: Setting = None,
@@ -85,7 +88,7 @@ def evaluate(
     path, _ = model_of(model)
     named = {
         "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "constraint": constraint,
-        "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "seed": seed,
+        "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "chat": chat, "system": system, "seed": seed,
     }  # fmt: skip
     job = _asked_for(model, known, gather(None, named, settings or []))
     locate(path)  # before anything is loaded
@@ -215,6 +218,8 @@ def sample(
     model: ModelOrRun,
     context: Annotated[str, typer.Option(help="What to condition on; a run puts its prefix before it.")],
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many completions.")] = 4,
+    chat: Chat = None,
+    system: System = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seeds the samples; a new one each time by default.")] = None,
     settings: Setting = None,
 ) -> None:
@@ -229,7 +234,7 @@ def sample(
     """
     path, run = model_of(model)
     kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}
-    given = gather(None, {"seed": seed}, settings or [])
+    given = gather(None, {"chat": chat, "system": system, "seed": seed}, settings or [])
     config = CDPGConfig.from_mapping({"seed": secrets.randbelow(_NEW_SEEDS), **kept, **given})
     prefix, stop = prompting(run)
     locate(path)  # before torch is loaded
@@ -240,8 +245,10 @@ def sample(
     quiet_transformers()
     language_model = load_model(path, config)
     text = prefix + context.removeprefix(prefix)
-    chat = bool(run) and _has_chats(RunFolder(model))
-    contexts = [Context(prompt=({"role": "user", "content": text},) if chat else text, columns={}, row=1)]
+    as_chat = config.chat or (bool(run) and _has_chats(RunFolder(model)))
+    contexts = as_chats([Context(prompt=text, columns={}, row=1)], as_chat, config.system)
+    for notice in [] if run else notices_on_prompts(language_model.tokenizer, contexts):
+        note(console_of_main(), notice)
     prompts = language_model.encode(contexts, config.max_completion_length)
     chunks = sample_chunks(
         language_model, prompts, number, config.max_completion_length, UniformStream(config.seed, "sample", 0),

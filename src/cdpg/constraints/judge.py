@@ -33,6 +33,11 @@ Constraints = Constraint | str | Sequence[Constraint | str]
 
 _HEAVY = ("torch", "transformers")
 _EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function'"
+_MISTAKEN = ("AttributeError", "TypeError")
+_OF_CHATS = (
+    "; the prompts are chats, so that a completion is a list of one message: its text is completion[0]['content']"
+)
+"""What a function that takes completions for texts is told, if that is why it raised."""
 _OURS = ("completions", "completion_ids")
 
 
@@ -68,6 +73,8 @@ class Pending:
     """Samples that are being judged: for each constraint where its batch is and its number, or what came of it."""
 
     count: int
+    chats: bool
+    """Whether any prompt is a chat."""
     outcomes: list[tuple[Pool, int] | Outcomes]
 
 
@@ -114,7 +121,7 @@ class Judge:
     def submit(self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]) -> Pending:
         """Have completions judged while the caller does something else."""
         if not texts:
-            return Pending(0, [])
+            return Pending(0, False, [])
         arguments = _arguments(contexts, texts, token_ids)
         outcomes: list[tuple[Pool, int] | Outcomes] = []
         for place, (constraint, accepted) in enumerate(zip(self.constraints, self._accepted, strict=True)):
@@ -123,7 +130,7 @@ class Judge:
             outcomes.append(
                 _call(constraint, wanted, self._loop) if pool is None else (pool, pool.submit(constraint, wanted))
             )
-        return Pending(len(texts), outcomes)
+        return Pending(len(texts), not all(isinstance(context.prompt, str) for context in contexts), outcomes)
 
     def collect(self, pending: Pending) -> Verdicts:
         """Wait for verdicts. A sample has none if a constraint failed on it, unless another one gave it 0.
@@ -147,7 +154,8 @@ class Judge:
                     b[sample] = 0.0
                     exhausted[verdict.kind] += 1
                 else:
-                    failures.setdefault(sample, CheckFailure(name, verdict.kind, verdict.detail))
+                    hint = _OF_CHATS if pending.chats and verdict.detail.startswith(_MISTAKEN) else ""
+                    failures.setdefault(sample, CheckFailure(name, verdict.kind, verdict.detail + hint))
         failures = {sample: failures[sample] for sample in sorted(failures) if b[sample] > 0}
         without = failures.keys() | inapplicable
         judged = [0.0 if place in without else value for place, value in enumerate(b)]

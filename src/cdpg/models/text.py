@@ -118,8 +118,8 @@ class Codec:
     def _chat_ids(self, context: Context) -> list[int]:
         if not getattr(self.tokenizer, "chat_template", None):
             raise UserError(
-                f"row {context.row}: the prompt is a list of chat messages, but the tokenizer has no chat template: "
-                f"give prompts as text, or use a chat model"
+                f"row {context.row}: the prompt is a chat, but the tokenizer has no chat template: give prompts as "
+                f"text, without --chat, or use a chat model"
             )
         messages = [dict(message) for message in context.prompt if not isinstance(message, str)]
         answering = messages[-1]["role"] != "assistant"
