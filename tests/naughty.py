@@ -16,6 +16,8 @@ from typing import Any
 
 from cdpg.workers.functions import text_check
 
+_KEPT: list[bytearray] = []
+
 
 def act(text: str) -> None:
     """Do what a text says; one that says nothing special does no harm."""
@@ -27,6 +29,12 @@ def act(text: str) -> None:
     elif verb == "spin":
         while True:
             pass
+    elif verb == "endless":  # as a library may do that has a profiler of its own
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        while True:
+            pass
+    elif verb == "leak":
+        _KEPT.append(bytearray(int(rest) << 20))
     elif verb == "exit":
         os._exit(int(rest or 0))
     elif verb == "leave":
@@ -79,6 +87,22 @@ def hungry(texts: list[str]) -> list[bool]:
             answers.append(len(bytearray(int(text) << 20)) > 0)
         except MemoryError:
             answers.append(False)
+    return answers
+
+
+@text_check()
+def crumbs(texts: list[str]) -> list[bool]:
+    """The same in small pieces, the last of which stays: the allocator then keeps the room of the others."""
+    answers = []
+    for text in texts:
+        pieces: list[bytearray] = []
+        try:
+            while len(pieces) < int(text) << 8:
+                pieces.append(bytearray(4000))
+            answers.append(True)
+        except MemoryError:
+            answers.append(False)
+        _KEPT.append(pieces[-1])
     return answers
 
 

@@ -61,10 +61,10 @@ def test_verdicts_keep_their_order_with_duplicates_and_unreadable_texts() -> Non
 
 def test_odd_texts_cost_little() -> None:
     entities_from_source([ARTICLE], [FOUR])
-    start = time.perf_counter()
+    start = time.process_time()  # others may keep the machine busy
     assert entities_from_source(["(" * 20_000] * 2, ["(" * 20_000, FOUR]) == [False, False]
     assert entity_sets(["(" * 20_000 + " Paris"])[0] <= {"paris"}
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

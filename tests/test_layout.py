@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 STAGES: tuple[tuple[str, ...], ...] = (
     ("errors", "wording", "foreign_names"),
     ("config", "files", "memory"),
-    ("uniforms", "parallel", "rows", "signals", "forecast", "threads", "schedule"),
+    ("uniforms", "parallel", "rows", "signals", "forecast", "starvation", "threads", "schedule"),
     ("contexts",),
     ("chats",),
     ("models",),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mutants import catalogue
-from mutants.catalogue import ROOT, Fault
+from mutants import fault_list
+from mutants.fault_list import ROOT, Fault
 
-FAULTS = catalogue.load()
+FAULTS = fault_list.load()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -53,13 +53,13 @@ def test_a_fault_replaces_its_place_alone() -> None:
 
 
 def test_areas_and_names_choose_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "LISTS", tmp_path)
+    monkeypatch.setattr(fault_list, "LISTS", tmp_path)
     entry = "- {{name: {}, file: f, find: a, replace: b, why: w, tests: [t]}}\n"
     (tmp_path / "one.yaml").write_text(entry.format("first") + entry.format("second"), encoding="utf-8")
     (tmp_path / "two.yaml").write_text(entry.format("third"), encoding="utf-8")
 
     def names(areas: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> list[str]:
-        return [fault.name for fault in catalogue.load(areas, names)]
+        return [fault.name for fault in fault_list.load(areas, names)]
 
     assert names() == ["first", "second", "third"]
     assert names(areas=("two",)) == ["third"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import io
 import math
 import re
 import time
@@ -37,12 +38,13 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
         seconds_left: Callable[[int, float], float] | None = None,
+        silent: bool = False,
     ) -> None:
         """``seconds_left(done, epoch)``: what is left after ``done`` epochs if one takes ``epoch`` seconds; by default
         the epochs alone."""
         self._total = total_epochs
         self._left = seconds_left or (lambda done, epoch: max(0, total_epochs - done) * epoch)
-        self._console = Console(stderr=True) if console is None else console
+        self._console = console or (Console(file=io.StringIO()) if silent else Console(stderr=True))
         self._clock = clock
         self._seconds: collections.deque[float] = collections.deque(maxlen=_WINDOW)
         self._unshown: str | None = None

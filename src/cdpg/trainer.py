@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from io import StringIO
+from contextlib import closing, nullcontext, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from cdpg import card, memory, provenance, schedule
@@ -44,10 +42,11 @@ from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_c
 from cdpg.progress import Progress, outlook
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
-from cdpg.runlog import RunFolder, last_record, write_folder, write_lines, write_yaml
+from cdpg.runlog import RunFolder, last_record, read_jsonl, write_folder, write_lines, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
+from cdpg.starvation import StarvationWatch
 from cdpg.threads import CoreWatch
 from cdpg.workers.limits import Limits
 from cdpg.workers.reader import Reader
@@ -117,6 +116,7 @@ class CDPGTrainer:
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
         self.folder = RunFolder(self.args.output_dir)
+        self._starvation = StarvationWatch(self.args.num_generations)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
         self._origin = self._where_from(model, stop, command)
         self._journal = Journal(self.folder, self._trainable, self._origin)
@@ -144,10 +144,10 @@ class CDPGTrainer:
         record: dict[str, Any] = {}
         main = self.processes.is_main
         with (
-            _hold(self.folder, main),
+            self.folder if main else nullcontext(),  # the other processes write nothing
             closing(self.held_out),
             GentleStop() as stop,
-            _progress(self.args.epochs, main, self._seconds_left) as progress,
+            Progress(self.args.epochs, silent=not main, seconds_left=self._seconds_left) as progress,
         ):
             done = self._begin(resume_from_checkpoint, progress, stop)
             self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
@@ -181,7 +181,7 @@ class CDPGTrainer:
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
-                self._failures.tell_all(self.folder.metrics, progress.note)
+                self._tell_end(progress)
             if self.eval_contexts and self.args.evaluate_at_end:
 
                 def tell(text: str) -> None:
@@ -313,6 +313,13 @@ class CDPGTrainer:
         while self.judge.notices:
             progress.note(self.judge.notices.pop(0))
         self._failures.tell(record, progress.note)
+        if warning := self._starvation.warning(record) if record else None:
+            progress.note(warning)
+
+    def _tell_end(self, progress: Progress) -> None:
+        self._failures.tell_all(self.folder.metrics, progress.note)
+        if verdict := self._starvation.verdict(list(read_jsonl(self.folder.metrics))):
+            progress.note(verdict)
 
     def _evaluation_is_due(self, number: int) -> bool:
         return number % self.args.evaluation_interval == 0 or number == self.args.epochs
@@ -384,12 +391,3 @@ class CDPGTrainer:
             self._journal.save(number, self.args)
         self._callbacks.call("on_save")
         self.processes.wait()
-
-
-def _hold(folder: RunFolder, main: bool) -> AbstractContextManager[Any]:
-    """The main process holds the run's folder; the others write nothing."""
-    return folder if main else nullcontext()
-
-
-def _progress(epochs: int, main: bool, seconds_left: Callable[[int, float], float]) -> Progress:
-    return Progress(epochs, None if main else Console(file=StringIO()), seconds_left=seconds_left)

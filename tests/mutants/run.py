@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import catalogue
-import server
-from server import Job, Result
+import fault_list
+import fork_server
+from fork_server import Job, Result
 
 
 @dataclass
@@ -63,7 +63,7 @@ def pass_without_fault(tests: Sequence[tuple[str, ...]], workers: int, limit: fl
         files.setdefault(test.partition("::")[0], []).append(test)
     # A file that is asked for as a whole holds the tests that are asked for by name.
     jobs = [Job(file, (file,) if file in group else tuple(group)) for file, group in files.items()]
-    failed = [result for result in server.run(jobs, workers, limit * 4) if not result.passed]
+    failed = [result for result in fork_server.run(jobs, workers, limit * 4) if not result.passed]
     for result in failed:
         say(f"{result.job.name} fails without a fault:\n{result.output}")
     return not failed
@@ -85,7 +85,7 @@ def report(scores: dict[str, Score], title: str, seconds: float) -> None:
 def main() -> int:
     given = options()
     try:
-        chosen = catalogue.load(given.area, given.name)
+        chosen = fault_list.load(given.area, given.name)
         jobs = [Job(fault.name, fault.tests, fault.file, fault.applied()) for fault in chosen]
     except ValueError as error:
         say(str(error))
@@ -93,16 +93,16 @@ def main() -> int:
     if given.tests:
         jobs = [replace(job, tests=tuple(given.tests)) for job in jobs]
     since = time.monotonic()
-    server.load_libraries()
+    fork_server.load_libraries()
     if not given.no_check and not pass_without_fault([job.tests for job in jobs], given.workers, given.limit):
         return 1
     by_name = {fault.name: fault for fault in chosen}
     scores = {area: Score() for area in dict.fromkeys(fault.area for fault in chosen)}
     wrong = Counter[str]()
-    for result in server.run(jobs, given.workers, given.limit):
+    for result in fork_server.run(jobs, given.workers, given.limit):
         fault = by_name[result.job.name]
         scores[fault.area].count(result)
-        if given.no_check and result.status in server.NO_SUCH_TEST:
+        if given.no_check and result.status in fork_server.NO_SUCH_TEST:
             wrong[fault.name] += 1
         state = "LIVES" if result.passed else "time is up" if result.status is None else "killed"
         say(f"{state:<10} {result.seconds:5.1f} s  {fault.area}: {fault.name}" + f" ({fault.why})" * result.passed)

@@ -290,15 +290,20 @@ class Foreman:
     def _watch_clocks(self) -> None:
         now = time.monotonic()
         for worker in list(self._crew.members):
-            if now >= worker.deadline and self._is_starved(worker):
+            if now >= worker.deadline and self._is_starved(worker, now):
                 worker.deadline = now + self._limits.seconds
             elif now >= worker.deadline:
                 ready = worker.ready
                 self._crew.dismiss(worker)
                 self._lost(worker, None if ready else 0)
 
-    def _is_starved(self, worker: Worker) -> bool:
-        """A marked function that computes, however slowly, will come to its own limit; one that stands is late."""
+    def _is_starved(self, worker: Worker, now: float) -> bool:
+        """A marked function that computes, however slowly, comes to its own limit; one that stands still is late.
+
+        One that got rid of its limit would compute for ever: nothing is waited for beyond the last seconds.
+        """
+        if now >= worker.since + self._limits.last_seconds:
+            return False
         batch = None if worker.job is None else self._batches.get(worker.job.batch)
         if worker.job is None or batch is None or not worker.ready or not self._at_fault(batch):
             return False
@@ -316,7 +321,8 @@ class Foreman:
             return
         if job is None or job.batch not in self._batches:
             return
-        kind, detail = _cause(status, self._limits, self._at_fault(self._batches[job.batch]))
+        waited = time.monotonic() - worker.since
+        kind, detail = _cause(status, self._limits, self._at_fault(self._batches[job.batch]), waited)
         alone = worker.fresh and worker.done == 0
         place, rest = job.places[worker.done : worker.done + 1], job.places[worker.done + 1 :]
         single = job.each or len(job.places) == 1
@@ -330,9 +336,11 @@ class Foreman:
             self._suspect(job.batch, job.places)
 
 
-def _cause(status: int | None, limits: Limits, text_at_fault: bool) -> tuple[str, str]:
+def _cause(status: int | None, limits: Limits, text_at_fault: bool, waited: float) -> tuple[str, str]:
     if status is None:
-        return "timeout", f"no answer after {limits.wall_seconds(text_at_fault):g} s (setting check_seconds)"
+        last = text_at_fault and waited >= limits.last_seconds
+        limit = limits.last_seconds if last else limits.wall_seconds(text_at_fault)
+        return "timeout", f"no answer after {limit:g} s (setting check_seconds)"
     if status == -signal.SIGPROF:
         return "cpu", f"more than {limits.cpu_seconds:g} s of computing time (half of the setting check_seconds)"
     if status < 0:

@@ -144,8 +144,8 @@ def _child(entry: _Running) -> int:
     for number in (1, 2):
         os.dup2(output, number)
     os.chdir(ROOT)
-    source = str(entry.copy)
-    sys.path.insert(0, source)
+    source, here = str(entry.copy), str(Path(__file__).parent)
+    sys.path[:] = [source, *(folder for folder in sys.path if folder != here)]  # no test is to import these modules
     os.environ["PYTHONPATH"] = source  # for what the tests start
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
