@@ -12,6 +12,8 @@ import yaml
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.catalogue import METRICS, POOLED
+from cdpg.report.assembly import read_studies
+from cdpg.report.study import Study
 
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
 ORIGIN = {
@@ -23,6 +25,7 @@ ORIGIN = {
     "constraints": ["cdpg.constraints.python_code:compiles"],
     "stop": "FunctionEnd",
     "contexts": {"count": 5000, "sha256": "75e79619" * 8},
+    "held_out": {"count": 500, "sha256": "1c9d2ab7" * 8},
     "threads": 2,
     "versions": {"python": "3.11.7", "cdpg": "0.1.0", "torch": "2.13.0", "transformers": "5.22.2", "numpy": "2.4.6"},
 }
@@ -57,6 +60,20 @@ VERSES = [
     ("We have two proposals and five amendments before Parliament.",
      "Nous avons 2 propositions et 5 amendements devant le Parliament.", "Nous avons deux propositions 2 2 5 5 5."),
 ]  # fmt: skip
+
+
+def read_study(paths: list[Path]) -> Study:
+    """The one study that some folders hold."""
+    (study,) = read_studies(paths)
+    return study
+
+
+def change_config(run: Path, origin: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """Write other settings, and other facts of its origin, into a run's configuration."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config = {**config, **settings, "origin": {**config["origin"], **(origin or {})}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return run
 
 
 def compare_folder(folder: Path, task: str = "code-compilability", epochs: int = 200, seeds: int = 1) -> Path:
@@ -114,6 +131,25 @@ def run_folder(
     evaluation = {**_evaluation_of(task, {"tuned": method}, epochs), "base": base, "tuned": tuned}
     write_json(folder / "evaluation.json", {**evaluation, "changes": {"tuned": changes(base, tuned)}})
     return folder
+
+
+def run_with_pooled(folder: Path, base: float | None, later: list[float], final: tuple[float, float]) -> Path:
+    """A run with these pooled KLs along its way and at its end; without the base's, as runs once were logged."""
+
+    def of(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01}
+
+    run = run_folder(folder, epochs=20)
+    records = [{"epoch": 0, "metrics": {"satisfaction": of(0.3), POOLED: of(0.1)}}]  # of the base alone: no pool
+    for epoch, value in enumerate(later, start=1):
+        beside = {} if base is None else {"base": {POOLED: of(base)}}
+        records.append({"epoch": epoch, "metrics": {"satisfaction": of(0.4), POOLED: of(value)}, **beside})
+    write_lines(run / "evaluations.jsonl", records)
+    content = json.loads((run / "evaluation.json").read_text())
+    content["base"][POOLED], content["tuned"][POOLED] = map(of, final)
+    content["changes"]["tuned"][POOLED] = {"difference": of(final[1] - final[0])}
+    write_json(run / "evaluation.json", content)
+    return run
 
 
 def final_metrics(task: str, method: str, seed: int = 0) -> dict[str, Any]:

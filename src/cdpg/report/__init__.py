@@ -11,26 +11,26 @@ __all__ = ["write_figures", "write_report"]
 
 
 def write_report(paths: Sequence[Path], output: Path) -> Path:
-    """Write one HTML file on run folders, on a folder of ``cdpg compare``, or on several runs of one task."""
+    """Write one HTML file on run folders and on folders of ``cdpg compare``; what does not compare stands apart."""
     _require_libraries()
+    from cdpg.report.assembly import read_studies
     from cdpg.report.page import render
-    from cdpg.report.study import read_study
     from cdpg.report.writing import write_whole
 
     output = Path(output)
-    write_whole(output, render(read_study(list(paths))).encode("utf-8"))
+    write_whole(output, render(read_studies(list(paths))).encode("utf-8"))
     return output
 
 
 def write_figures(paths: Sequence[Path], folder: Path) -> list[Path]:
-    """Write every figure of the report as PDF and as PNG; returns the files."""
+    """Write every figure of the report as PDF and as PNG, named as the report names it; returns the files."""
     _require_libraries()
+    from cdpg.report.assembly import read_studies
     from cdpg.report.charts import to_file
     from cdpg.report.figures import figures_of
-    from cdpg.report.study import read_study
     from cdpg.report.writing import make_folder
 
-    charts = figures_of(read_study(list(paths)))
+    charts = [chart for study in read_studies(list(paths)) for chart in figures_of(study)]
     folder = make_folder(Path(folder))
     files = [(chart, folder / f"{chart.name}{suffix}") for chart in charts for suffix in (".pdf", ".png")]
     for chart, file in files:

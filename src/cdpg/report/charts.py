@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,16 @@ class Chart:
     height: float = 2.9
     """In inches."""
     section: str = "training"
+
+
+def stem(name: str) -> str:
+    """Safe as a file name and as an identifier."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-") or "metric"
+
+
+def capital(label: str) -> str:
+    """A label as a title begins; a symbol stays as it is."""
+    return label if "(" in label.partition(" ")[0] else label[:1].upper() + label[1:]
 
 
 def to_svg(chart: Chart) -> str:

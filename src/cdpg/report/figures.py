@@ -5,20 +5,33 @@ Only what the files hold is drawn: a figure without data is left out, never empt
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.evaluation.unseen import warning
-from cdpg.report.charts import Chart, Line, compact, draw_bars, draw_lines, draw_stacks, mark_level, plain, use_log
+from cdpg.report.charts import (
+    Chart,
+    Line,
+    capital,
+    compact,
+    draw_lines,
+    draw_stacks,
+    mark_level,
+    plain,
+    stem,
+    use_log,
+)
+from cdpg.report.frequencies import frequencies, token_ranks
 from cdpg.report.series import (
     Clock,
     Series,
     base_along,
     clock_of,
+    contexts_along,
     evaluated,
     log10_weights,
     logged,
@@ -27,28 +40,20 @@ from cdpg.report.series import (
     thinned,
 )
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.style import BASE, METHODS, STAGES, Style
-from cdpg.report.values import count, distinct, mean, short
+from cdpg.report.style import METHODS, STAGES, Style
+from cdpg.report.values import count, mean, short
 from cdpg.runlog import mapping, sequence
 
-MOST_NAMES = 12
-"""Bars of a counter: the most frequent names."""
-_RELATIVE = {"compile_outcome"}
-"""Counters whose names exclude one another: drawn as shares of the samples."""
-_COUNTERS = {
-    "compile_outcome": ("Outcomes of compiling", "share of functions"),
-    "pep8_code": ("PEP8 violations by code", "violations"),
-    "entity_label": ("Entities by label", "entities"),
-}
+_POOLS = " Here each point has a pool of its own, of the base and that run; the base's level is of the last."
 
 
 def figures_of(study: Study) -> list[Chart]:
     """Every figure that the study has data for, in the order of the report."""
     clock = clock_of(study)
-    charts = [*_training(study, clock), *_cost_of_constraint(study), *_frequencies(study), *_ranks(study)]
+    charts = [*_training(study, clock), *_cost_of_constraint(study), *frequencies(study), *token_ranks(study)]
     charts += [*_partition(study, clock), *_weights(study, clock), *_times(study)]
-    names: set[str] = set()
-    return [chart for chart in charts if not (chart.name in names or names.add(chart.name))]  # type: ignore[func-returns-value]
+    by_name = {chart.name: chart for chart in reversed(charts)}  # of two of one name the first
+    return [dataclasses.replace(chart, name=study.key + chart.name) for chart in reversed(by_name.values())]
 
 
 def describe(name: str) -> Metric:
@@ -68,15 +73,16 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
     names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     seen = any(warning(record) for run in study.runs for record in run.evaluations[-1:])
     on_seen = f" On {study.evaluated_along}." if seen else ""
+    several = sorted(contexts_along(study))
+    uneven = f" Lines are of {' and '.join(f'{n:,.0f}' for n in several)} contexts." if len(several) > 1 else ""
     for name in names:
         lines = _lines(study, lambda group, name=name: evaluated(group, name, clock))
         if lines:
             metric, base = describe(name), _base_level(study, name)
-            pools = " Here each point has a pool of its own, of the base and that run; the base's level is of the last."
             yield Chart(
-                f"training-{_stem(name)}",
-                _capital(metric.label),
-                f"{metric.meaning}{on_seen}{pools if name == POOLED else ''}",
+                f"training-{stem(name)}",
+                capital(metric.label),
+                f"{metric.meaning}{on_seen}{_POOLS if name == POOLED else ''}{uneven}",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric), base=base),
             )
     if names:
@@ -86,8 +92,8 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
         if lines:
             metric = describe(name)
             yield Chart(
-                f"training-{_stem(name)}",
-                _capital(metric.label),
+                f"training-{stem(name)}",
+                capital(metric.label),
                 f"{metric.meaning} From the training samples.",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric)),
             )
@@ -118,64 +124,6 @@ def _cost_of_constraint(study: Study) -> Iterator[Chart]:
     )
 
 
-def _frequencies(study: Study) -> Iterator[Chart]:
-    """Counters of the final evaluation (figure 5): outcomes relative, codes and labels absolute."""
-    per_model = mapping(study.evaluation.get("frequencies"))
-    names = dict.fromkeys(name for counters in per_model.values() for name in mapping(counters))
-    for counter in names:
-        if counter == "token_rank":
-            continue
-        values = {label: counts for label, _, counts in _counted(study, counter) if counts}
-        styles = {label: style for label, style, _ in _counted(study, counter)}
-        if not values:
-            continue
-        relative = counter in _RELATIVE
-        if relative:
-            values = {label: _shares(counts) for label, counts in values.items()}
-        values, left_out = _most_frequent(values)
-        title, unit = _COUNTERS.get(counter, (_capital(short(counter).replace("_", " ")), "count"))
-        caption = "Relative frequency over all outputs." if relative else "Absolute numbers over all outputs."
-        if left_out:
-            caption += f" The {MOST_NAMES} most frequent; {left_out} more are not shown."
-        rows = len({name for counts in values.values() for name in counts})
-        yield Chart(
-            f"frequency-{_stem(counter)}",
-            title,
-            caption,
-            partial(draw_bars, values=values, styles=styles, xlabel=unit, digits=3 if relative else 0),
-            width=5.4,
-            height=min(14.0, 1.1 + rows * (0.14 + 0.125 * len(values))),
-            section="frequencies",
-        )
-
-
-def _ranks(study: Study) -> Iterator[Chart]:
-    """Token frequency against rank (figure 6), both axes logarithmic."""
-    lines = []
-    for label, style, counts in _counted(study, "token_rank"):
-        total = math.fsum(counts.values())
-        frequencies = [value / total for value in sorted(counts.values(), reverse=True) if value > 0] if total else []
-        points = thinned(frequencies, 160, logarithmic=True)
-        if len(points) > 1:
-            x, y = tuple(float(place + 1) for place, _ in points), tuple(value for _, value in points)
-            lines.append(Line(label, style, Series(x, y, (None,) * len(x), (None,) * len(x)), steps=False))
-    if lines:
-        yield Chart(
-            "token-rank",
-            "Token frequency against rank",
-            "A model that falls back on few tokens has a steeper or a shorter line than the base.",
-            partial(
-                draw_lines,
-                lines=lines,
-                xlabel="rank of the token",
-                ylabel="share of all tokens",
-                log_x=True,
-                log_y=True,
-            ),
-            section="frequencies",
-        )
-
-
 def _partition(study: Study, clock: Clock) -> Iterator[Chart]:
     """How much Z_c differs between contexts: through training (figure 7), and context by context."""
     field = "z_nstd_corrected"
@@ -188,7 +136,8 @@ def _partition(study: Study, clock: Clock) -> Iterator[Chart]:
         yield Chart(
             "partition-nstd",
             "Deviation of Z between contexts",
-            f"std(Z)/mean(Z) over an epoch's contexts, {noise}. The lower it is, the closer dpg is to cdpg.",
+            f"std(Z)/mean(Z) over an epoch's contexts, {noise}. The lower it is, the closer dpg is to cdpg. The base's "
+            "level is of the evaluated contexts.",
             partial(draw_lines, lines=lines, xlabel=clock.label, ylabel="nstd(Z)", base=_base_level(study, field)),
             section="partition",
         )
@@ -317,53 +266,12 @@ def _lines(study: Study, series_of: Any) -> list[Line]:
 def _base_level(study: Study, metric: str) -> float | None:
     """The base's value on the contexts of the curves, a mean over the runs; else from the final evaluation.
 
-    The final evaluation has other pools than the points of a curve: its pooled KL is no level for them.
+    The final evaluation has other pools than the points of a curve: its pooled KL is no level for them. Runs that were
+    evaluated along the way on different contexts have no level in common: each line begins at its own base.
     """
+    if len(contexts_along(study)) > 1:
+        return None
     along = mean(value.mean for run in study.runs if (value := base_along(run, metric)) is not None)
-    final = study.metric(BASE_NAME, metric) if metric != POOLED else None
-    return final.mean if along is None and final is not None else along
-
-
-def _counted(study: Study, counter: str) -> Iterator[tuple[str, Style, dict[str, float]]]:
-    """The base and every group with its counts; over several seeds their mean."""
-    per_model = mapping(study.evaluation.get("frequencies"))
-    rows: list[tuple[str, Style, tuple[str, ...]]] = [("base", BASE, (BASE_NAME,))]
-    rows += [(group.label, group.style, group.models) for group in study.groups]
-    for label, style, models in rows:
-        found = [_counts(mapping(per_model.get(model)).get(counter)) for model in models]
-        found = [counts for counts in found if counts]
-        names = dict.fromkeys(name for counts in found for name in counts)
-        yield label, style, {name: math.fsum(part.get(name, 0.0) for part in found) / len(found) for name in names}
-
-
-def _counts(value: Any) -> dict[str, float]:
-    items = (
-        mapping(value).items()
-        if isinstance(value, dict)
-        else ((str(i), item) for i, item in enumerate(sequence(value)))
-    )
-    known = ((name, count(item)) for name, item in items)
-    return {name: item for name, item in known if item is not None}
-
-
-def _shares(counts: dict[str, float]) -> dict[str, float]:
-    total = math.fsum(counts.values())
-    return {name: value / total for name, value in counts.items()} if total else {}
-
-
-def _most_frequent(values: dict[str, dict[str, float]]) -> tuple[dict[str, dict[str, float]], int]:
-    """The counts of the most frequent names, under names to show, and how many are left out."""
-    names = dict.fromkeys(name for counts in values.values() for name in counts)
-    order = sorted(names, key=lambda name: -max(counts.get(name, 0.0) for counts in values.values()))
-    kept = dict(zip(order[:MOST_NAMES], distinct(order[:MOST_NAMES], 28), strict=True))
-    shown = {label: {kept[name]: counts.get(name, 0.0) for name in kept} for label, counts in values.items()}
-    return shown, len(order) - len(kept)
-
-
-def _stem(name: str) -> str:
-    """Safe as a file name and as an identifier."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-") or "metric"
-
-
-def _capital(label: str) -> str:
-    return label if "(" in label.partition(" ")[0] else label[:1].upper() + label[1:]
+    bases = dict.fromkeys([BASE_NAME, *study.bases.values()])
+    final = (study.metric(base, metric) for base in bases if metric != POOLED)
+    return along if along is not None else mean(value.mean for value in final if value is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ class Found:
     """What lies in the folders that were given."""
 
     runs: tuple[Run, ...]
-    comparison: Record
-    """``comparison.json``, or empty."""
+    comparisons: Mapping[Path, Record]
+    """``comparison.json`` of each folder that has one."""
     problems: tuple[str, ...] = ()
 
 
@@ -68,21 +68,22 @@ def read_folders(paths: Sequence[Path]) -> Found:
     if not paths:
         raise UserError("no run was given to report on: name a run's folder, several, or one made by cdpg compare")
     runs: list[Run] = []
-    comparison: Record = {}
+    comparisons: dict[Path, Record] = {}
     problems: list[str] = []
     for path in map(Path, paths):
         if not path.is_dir():
             raise UserError(f"{str(path)!r} is not a folder: expected one that cdpg run or cdpg compare wrote")
-        folders = [path] if _is_run(path) else sorted(folder for folder in path.iterdir() if _is_run(folder))
-        if not folders and not (path / _COMPARISON).is_file():
+        compared = (path / _COMPARISON).is_file()
+        alone = _is_run(path) and not compared
+        folders = [path] if alone else sorted(folder for folder in path.iterdir() if _is_run(folder))
+        if not folders and not compared:
             raise UserError(
                 f"the folder {str(path)!r} holds no run: expected {', '.join(_OF_A_RUN)} in it, or folders with these"
             )
         runs += [read_run(folder) for folder in folders if folder.resolve() not in {run.path for run in runs}]
-        # With several folders side by side no one's comparison speaks for all.
-        if len(paths) == 1 and (path / _COMPARISON).is_file():
-            comparison = _read_json(path / _COMPARISON, problems)
-    return Found(tuple(runs), comparison, tuple(problems))
+        if compared:
+            comparisons[path.resolve()] = _read_json(path / _COMPARISON, problems)
+    return Found(tuple(runs), comparisons, tuple(problems))
 
 
 def read_run(path: Path) -> Run:

@@ -1,7 +1,8 @@
-"""The page: everything of a study put into one HTML file that asks for nothing from anywhere.
+"""The page: everything of some studies put into one HTML file that asks for nothing from anywhere.
 
-Jinja escapes every value; before that, whatever is not markup of our own is made visible (see ``values``). The
-content-security policy allows one style sheet and one script, by their hashes, and nothing else.
+Each study is a block with tables and figures of its own; the only block of a page has no heading. Jinja escapes every
+value; before that, whatever is not markup of our own is made visible (see ``values``). The content-security policy
+allows one style sheet and one script, by their hashes, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from markupsafe import Markup
 
 from cdpg.evaluation.catalogue import METRICS, POOLED
 from cdpg.evaluation.unseen import contexts_in_words, warning
+from cdpg.report.blocks import described, reasons
 from cdpg.report.charts import Chart, to_svg
 from cdpg.report.diagnosis import diagnose
 from cdpg.report.figures import figures_of
 from cdpg.report.folders import Run
-from cdpg.report.samples import samples_of
-from cdpg.report.study import BASE_NAME, Group, Study
+from cdpg.report.remarks import Diagnosis
+from cdpg.report.samples import Samples, samples_of
+from cdpg.report.study import Group, Study
 from cdpg.report.style import dark_twins
-from cdpg.report.tables import duration, tables_of, written
+from cdpg.report.tables import Table, duration, tables_of, written
 from cdpg.report.values import count, distinct, mean, number, short, text, visible
 from cdpg.runlog import mapping
 
@@ -79,11 +82,36 @@ class Card:
     facts: tuple[tuple[str, str], ...]
 
 
-def render(study: Study) -> str:
+@dataclass(frozen=True)
+class Block:
+    """All that the page shows of one study."""
+
+    key: str
+    """What its identifiers begin with; empty for the only block."""
+    heading: str
+    about: tuple[tuple[str, str], ...]
+    """What its runs have in common."""
+    groups: tuple[Group, ...]
+    conditions: str
+    warnings: list[str]
+    notes: tuple[str, ...]
+    cards: list[Card]
+    diagnosis: Diagnosis
+    models: bool
+    """Whether any model was evaluated."""
+    paired: bool
+    """Whether changes are paired by context."""
+    tables: list[Table]
+    best_marked: bool
+    sections: list[Section]
+    samples: Samples
+
+
+def render(studies: Sequence[Study]) -> str:
     """The whole file."""
     css, script = style_sheet(), _asset("report.js")
-    tables = tables_of(study)
-    charts = figures_of(study)
+    blocks = [_block(study, place) for place, study in enumerate(studies, start=1)]
+    runs = [run for study in studies for run in study.runs]
     return (
         _environment()
         .get_template("report.html.j2")
@@ -91,21 +119,59 @@ def render(study: Study) -> str:
             policy=_policy(css, script),
             css=Markup(css),
             script=Markup(script),
-            title=study.task or (short(study.runs[0].name) if len(study.runs) == 1 else "runs"),
-            study=study,
-            conditions=_conditions(study),
-            warnings=_warnings(study),
-            cards=[card for group in study.groups for card in _cards(study, group)],
-            findings=diagnose(study),
-            tables=tables,
-            best_marked=any(cell.best for table in tables for row in table.rows for cell in row.cells),
-            sections=_sections(charts, study),
-            samples=samples_of(study),
-            repeats=[_repeat(run) for run in study.runs],
-            command=text(study.evaluation.get("command"), 2000),
-            versions=_versions(study),
-            csv=_embedded({table.name: table.csv for table in tables if table.csv}),
+            title=_title(studies, runs),
+            apart=_apart(studies),
+            blocks=blocks,
+            several=len(blocks) > 1,
+            repeats=[_repeat(run) for run in runs],
+            command=text(studies[0].evaluation.get("command"), 2000) if len(studies) == 1 else "",
+            versions=_versions(studies),
+            csv=_embedded({table.name: table.csv for block in blocks for table in block.tables if table.csv}),
         )
+    )
+
+
+def _title(studies: Sequence[Study], runs: Sequence[Run]) -> str:
+    tasks = {study.task for study in studies}
+    task = tasks.pop() if len(tasks) == 1 else None
+    return task or (short(runs[0].name) if len(runs) == 1 else "runs")
+
+
+def _apart(studies: Sequence[Study]) -> str:
+    """Why there are several blocks, in two sentences."""
+    if len(studies) < 2:
+        return ""
+    found = reasons([study.runs for study in studies])
+    why = (
+        f"They differ in {', '.join(found)}."
+        if found
+        else "Their files do not show that they had the same base model, constraint and evaluated contexts."
+    )
+    return (
+        f"These runs are not one comparison, and stand in {len(studies)} blocks. {why} Each run stands beside its own "
+        "base; figures of different blocks do not compare, and models are ranked within their block alone."
+    )
+
+
+def _block(study: Study, place: int) -> Block:
+    tables = tables_of(study)
+    labels = ", ".join(group.label for group in study.groups)
+    return Block(
+        key=study.key,
+        heading=f"Block {place}: {short(labels, 120) or 'a comparison'}",
+        about=described(study.runs[0]) if study.key and study.runs else (),
+        groups=study.groups,
+        conditions=_conditions(study),
+        warnings=_warnings(study),
+        notes=study.notes,
+        cards=[card for group in study.groups for card in _cards(study, group)],
+        diagnosis=diagnose(study),
+        models=bool(study.models),
+        paired=bool(study.evaluation.get("changes")),
+        tables=tables,
+        best_marked=any(cell.best for table in tables for row in table.rows for cell in row.cells),
+        sections=_sections(figures_of(study), study),
+        samples=samples_of(study),
     )
 
 
@@ -170,22 +236,23 @@ def _sections(charts: list[Chart], study: Study) -> list[Section]:
 
 
 def _cards(study: Study, group: Group) -> Iterator[Card]:
-    """A method in short; over several seeds the means."""
-
-    def of(models: Sequence[str], name: str) -> float | None:
-        found = [study.metric(model, name) for model in models]
-        return mean(value.mean for value in found if value is not None)
-
+    """A method in short, beside its own base; over several seeds the means."""
     known = [model for model in group.models if model in study.models]
     if not known:
         return
+
+    def of(name: str) -> tuple[float | None, float | None]:
+        pairs = [study.beside_base(model, name) for model in known]
+        base, tuned = [pair.base for pair in pairs], [pair.tuned for pair in pairs]
+        return mean(v.mean for v in base if v is not None), mean(v.mean for v in tuned if v is not None)
+
     facts = []
-    distance = POOLED if of(known, POOLED) is not None else "kl_target_policy"
-    start, end = of([BASE_NAME], distance), of(known, distance)
+    distance = POOLED if of(POOLED)[1] is not None else "kl_target_policy"
+    start, end = of(distance)
     if end is not None:
         before = f"{written(start, 2)} → " if start is not None else ""
         facts.append((METRICS[distance].label, f"{before}{written(end, 2)} nats"))
-    moved = of(known, "kl_policy_base")
+    moved = of("kl_policy_base")[1]
     if moved is not None:
         facts.append(("KL(π, a)", f"{written(moved, 2)} nats"))
     costs = mapping(study.evaluation.get("costs"))
@@ -193,8 +260,7 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
     spent = mean(value for value in seconds if value is not None)
     if spent is not None:
         facts.append(("time", duration(spent)))
-    satisfied = of([BASE_NAME], "satisfaction"), of(known, "satisfaction")
-    shown = ["–" if value is None else written(value, 3) for value in satisfied]
+    shown = ["–" if value is None else written(value, 3) for value in of("satisfaction")]
     yield Card(group.label, group.style.color, shown[0], shown[1], tuple(facts))
 
 
@@ -240,11 +306,13 @@ def _again(run: Run) -> str:
     return f"cdpg run {shlex.quote(str(run.path / 'config.yaml'))} --output-dir NEW_FOLDER"
 
 
-def _versions(study: Study) -> list[tuple[str, str]]:
+def _versions(studies: Sequence[Study]) -> list[tuple[str, str]]:
     """Packages and their versions; where runs differ, all that were used."""
     found: dict[str, dict[str, None]] = {}
-    sources = [mapping(study.evaluation.get("versions"))]
-    sources += [mapping(mapping(run.config.get("origin")).get("versions")) for run in study.runs]
+    runs = [run for study in studies for run in study.runs]
+    sources = [mapping(study.evaluation.get("versions")) for study in studies]
+    sources += [mapping(run.evaluation.get("versions")) for run in runs]
+    sources += [mapping(mapping(run.config.get("origin")).get("versions")) for run in runs]
     for source in sources:
         for package, version in list(source.items())[:40]:
             found.setdefault(package, {})[short(version)] = None

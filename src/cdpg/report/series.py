@@ -77,6 +77,12 @@ def base_along(run: Run, metric: str) -> Interval | None:
     return next((value for value in known if value is not None), None)
 
 
+def contexts_along(study: Study) -> set[float]:
+    """On how many contexts the runs were evaluated along the way: one number, unless they differ."""
+    counts = (count(record.get("contexts")) for run in study.runs for record in run.evaluations)
+    return {value for value in counts if value is not None}
+
+
 def logged(group: Group, field: str, clock: Clock) -> Series:
     """A field of ``metrics.jsonl`` in bins of epochs; the band is the middle 80 % of a bin, or the range over seeds.
 

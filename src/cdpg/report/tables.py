@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.report.figures import axis_label, describe
-from cdpg.report.study import BASE_NAME, Study
+from cdpg.report.study import Study
 from cdpg.report.values import Interval, count, interval, number, short, visible
 from cdpg.runlog import mapping, sequence
 
@@ -104,7 +104,7 @@ def tables_of(study: Study) -> list[Table]:
     """Every table that the study has figures for."""
     tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
     found = (*_seeds(study), *tables, *_between(study), *_ideal(study), *_costs(study))
-    return [part for table in found for part in _parts(table)]
+    return [dataclasses.replace(part, name=study.key + part.name) for table in found for part in _parts(table)]
 
 
 def _parts(table: Table) -> Iterator[Table]:
@@ -178,7 +178,7 @@ def _metric_table(study: Study, key: str, title: str, names: Sequence[str]) -> T
     rows = []
     for model in study.models:
         cells = tuple(_cell(study, model, name) for name in names)
-        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=model == BASE_NAME))
+        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
     of_ideal = [interval(ideal.get(name)) for name in names]
     if any(value is not None for value in of_ideal):
         cells = tuple(_interval_cell(value, describe(name)) for value, name in zip(of_ideal, names, strict=True))
@@ -195,7 +195,7 @@ def _metric_csv(study: Study, names: Sequence[str], ideal: dict[str, object]) ->
     for model in study.models:
         line: list[object] = [model]
         for name in names:
-            change = None if model == BASE_NAME else study.change(model, name)
+            change = None if study.is_base(model) else study.change(model, name)
             for value in (study.metric(model, name), change):
                 line += [None] * 3 if value is None else [value.mean, value.low, value.high]
         lines.append(line)
@@ -211,7 +211,7 @@ def _metric_csv(study: Study, names: Sequence[str], ideal: dict[str, object]) ->
 def _cell(study: Study, model: str, name: str) -> Cell:
     metric, value = describe(name), study.metric(model, name)
     cell = _interval_cell(value, metric)
-    if value is None or model == BASE_NAME:
+    if value is None or study.is_base(model):
         return cell
     change = study.change(model, name)
     best, near = _standing(study, model, name, value, metric)
@@ -221,7 +221,7 @@ def _cell(study: Study, model: str, name: str) -> Cell:
 
 def _standing(study: Study, model: str, name: str, value: Interval, metric: Metric) -> tuple[bool, bool]:
     """Whether a tuned model is the best of the tuned ones, or cannot be told from it; never where there is but one."""
-    others = [study.metric(other, name) for other in study.models if other != BASE_NAME]
+    others = [study.metric(other, name) for other in study.tuned]
     means = [other.mean for other in others if other is not None]
     if metric.better is None or len(means) < 2:
         return False, False
@@ -299,7 +299,7 @@ def _ideal(study: Study) -> Iterator[Table]:
     for model in (model for model in study.models if model in per_model):
         values = [interval(mapping(per_model[model]).get(name)) for name in names]
         cells = tuple(_interval_cell(value, Metric("", "", digits=3)) for value in values)
-        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=model == BASE_NAME))
+        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
         found[model] = values
     columns = tuple(Column(describe(name).label, f"Model / ideal. {describe(name).meaning}") for name in names)
     title = "Against the ideal model (ratios; 1 is the ideal)"
@@ -335,7 +335,7 @@ def _costs(study: Study) -> Iterator[Table]:
     rows, lines = [], [["model", "epochs", "samples", "tokens", "seconds", "samples per second"]]
     runs = {name: run for group in study.groups for name, run in zip(group.models, group.runs, strict=False)}
     given = mapping(study.evaluation.get("costs"))
-    for model in dict.fromkeys([*runs, *(model for model in study.models if model != BASE_NAME)]):
+    for model in dict.fromkeys([*runs, *study.tuned]):
         cost = {key: count(mapping(given.get(model)).get(key)) for key in ("epochs", "samples", "tokens", "seconds")}
         run = runs.get(model)
         if run is not None and run.metrics:

@@ -30,7 +30,7 @@
 
   /* Paper shows what is folded away. */
   window.addEventListener("beforeprint", function () {
-    each("#samples details", function (details) { details.open = true; });
+    each(".samples details", function (details) { details.open = true; });
   });
 
   /* Sorting: numbers first, then rows without one, in the order they had. */

@@ -1,0 +1,228 @@
+"""From folders to studies: runs put into blocks, seeds of one setting together, evaluations side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.unseen import TUNED_ON
+from cdpg.report.blocks import blocks_of, differences, facts
+from cdpg.report.folders import Found, Record, Run, read_folders
+from cdpg.report.study import BASE_NAME, RELATIVE, Group, Study
+from cdpg.report.style import METHODS, OTHERS
+from cdpg.report.values import distinct, interval, number, numbered, short, without
+from cdpg.runlog import mapping, sequence
+
+_PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}
+"""Settings in which runs may differ and still be repetitions of one another."""
+_ORIGIN = ("contexts", "tokens", "adapters")
+"""What the origin tells of a training beside its settings."""
+_OF_MODELS = ("changes", "versus_ideal", "frequencies", "costs")
+_CONDITIONS = {"contexts": "contexts", "samples_per_context": "samples a context", "seed": "seed"}
+"""How an evaluation was made, by key of the file, and what it is called."""
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A group that has no label yet."""
+
+    method: str
+    members: tuple[tuple[str, Run | None], ...]
+    """Names of models, with the runs that made them."""
+
+    @property
+    def stem(self) -> str:
+        """What the names have in common: of one model its name, of several the part before the seed."""
+        first = self.members[0][0]
+        return first if len(self.members) == 1 else first.split("-seed")[0]
+
+    @property
+    def place(self) -> str:
+        """The same with the folder that the first run lies in."""
+        run = self.members[0][1]
+        return self.stem if run is None else f"{run.path.parent.name}/{self.stem}"
+
+
+def read_studies(paths: Sequence[Path]) -> tuple[Study, ...]:
+    """The studies that some folders hold, a block of the report each, in the order in which the runs were given."""
+    found = read_folders(paths)
+    blocks = blocks_of(found)
+    speakers = [_comparison_of(block, found) for block in blocks]
+    for folder, record in found.comparisons.items():  # one whose runs are gone stands by itself
+        models = mapping(record.get("models"))
+        gone = not any(run.path.parent == folder and run.name in models for run in found.runs)
+        if (models and gone) or not blocks:
+            blocks.append([])
+            speakers.append(record)
+    drafts = [_drafts(block, record) for block, record in zip(blocks, speakers, strict=True)]
+    labels = iter(_labels([draft for block in drafts for draft in block], several=len(blocks) > 1))
+    studies = []
+    for place, (block, record, own) in enumerate(zip(blocks, speakers, drafts, strict=True), start=1):
+        groups = tuple(_styled(own, [next(labels) for _ in own]))
+        study = _study(block, record, groups, found.problems if place == 1 else ())
+        studies.append(replace(study, key=f"block-{place}-") if len(blocks) > 1 else study)
+    return tuple(studies)
+
+
+def _study(block: Sequence[Run], comparison: Record, groups: tuple[Group, ...], problems: Sequence[str]) -> Study:
+    notes = [*problems, *(problem for run in block for problem in run.problems)]
+    compared = mapping(comparison.get("models"))
+    task = next((task for run in block if (task := facts(run)["task"])), None) or comparison.get("task")
+    bases: dict[str, str] = {}
+    if compared:
+        evaluation = comparison
+        notes += _made_otherwise(block)
+    else:
+        evaluation, bases = _side_by_side(groups, notes)
+    lack = "is not in comparison.json" if compared else "has no evaluation.json"
+    named = [pair for group in groups for pair in zip(group.models, group.runs, strict=False)]
+    held = set(compared) or {name for name, run in named if run.evaluation}
+    order = [name for run in block for name, own in named if own is run]
+    missing = (short(name, 120) for name in order if name not in held)
+    notes += [f"{name} {lack}: it is missing from the tables of the evaluation" for name in missing]
+    return Study(task if isinstance(task, str) else None, groups, evaluation, tuple(notes), bases)
+
+
+def _comparison_of(block: Sequence[Run], found: Found) -> Record:
+    """The comparison that speaks for a block: one whose folder holds all of its runs, and which has one of them."""
+    folders = {run.path.parent for run in block}
+    record = found.comparisons.get(next(iter(folders)), {}) if len(folders) == 1 else {}
+    return record if any(run.name in mapping(record.get("models")) for run in block) else {}
+
+
+def _made_otherwise(block: Sequence[Run]) -> list[str]:
+    """A note on runs that were compared together and yet were made with different things."""
+    found = dict.fromkeys(name for run in block[1:] for name in differences(block[0], run))
+    if not found:
+        return []
+    return [
+        f"by their config.yaml these runs differ in {', '.join(found)}: the tables are of one evaluation of them all, "
+        "the curves along the runs do not compare"
+    ]
+
+
+def _drafts(block: Sequence[Run], comparison: Record) -> list[_Draft]:
+    """Runs by method and settings, in the order of methods; models without a folder by name."""
+    together: dict[tuple[str, str], list[tuple[str, Run | None]]] = {}
+    names = numbered((run.name for run in block), [BASE_NAME])
+    for name, run in zip(names, block, strict=True):
+        settings = {key: value for key, value in run.config.items() if key not in _PLACE}
+        origin = mapping(run.config.get("origin"))
+        whole = [settings, [origin.get(key) for key in _ORIGIN]]
+        together.setdefault((run.method, json.dumps(whole, sort_keys=True, default=str)), []).append((name, run))
+    for model in mapping(comparison.get("models")):
+        if model not in (BASE_NAME, *names):
+            together.setdefault((model.split("-seed")[0], ""), []).append((model, None))
+    order = {method: place for place, method in enumerate(METHODS)}
+    keys = sorted(together, key=lambda key: (order.get(key[0], len(order)), together[key][0][0]))
+    return [_Draft(key[0], tuple(together[key])) for key in keys]
+
+
+def _labels(drafts: Sequence[_Draft], several: bool) -> list[str]:
+    """A label for each group, all different: the method where it is the only one of it, else the run's name.
+
+    With several blocks the runs' names for all: what the user gave is looked for in them.
+    """
+    methods, stems = [draft.method for draft in drafts], [draft.stem for draft in drafts]
+    names = [draft.stem if stems.count(draft.stem) == 1 else draft.place for draft in drafts]
+    lone = {method for method in methods if methods.count(method) == 1 and not several}
+    wanted = [method if method in lone else name for method, name in zip(methods, names, strict=True)]
+    return distinct([BASE_NAME, *wanted], 24)[1:]
+
+
+def _styled(drafts: Sequence[_Draft], labels: Sequence[str]) -> Iterable[Group]:
+    """Groups with a style each: the first of a method has the method's own."""
+    spare, seen = 0, set()
+    for draft, label in zip(drafts, labels, strict=True):
+        style = METHODS.get(draft.method) if draft.method not in seen else None
+        seen.add(draft.method)
+        if style is None:
+            style = OTHERS[spare % len(OTHERS)]
+            spare += 1
+        runs = tuple(run for _, run in draft.members if run is not None)
+        yield Group(label, draft.method, style, runs, tuple(name for name, _ in draft.members))
+
+
+def _side_by_side(groups: Sequence[Group], notes: list[str]) -> tuple[Record, dict[str, str]]:
+    """The runs' own evaluations put together as ``comparison.json`` has them, and the base of each.
+
+    A base that was measured once for all has one entry; where the figures differ, each run keeps its own.
+    """
+    members = [pair for group in groups for pair in zip(group.models, group.runs, strict=True) if pair[1].evaluation]
+    if not members:
+        return {}, {}
+    bases = _bases(members)
+    whole: Record = {"models": {}, **{key: {} for key in _OF_MODELS}, "examples": []}
+    for name, run in members:
+        for source, target in ((BASE_NAME, bases[name]), ("tuned", name)):
+            whole["models"].setdefault(target, mapping(run.evaluation.get(source)))
+            for key in _OF_MODELS:
+                part = mapping(run.evaluation.get(key))
+                if source in part:
+                    whole[key].setdefault(target, part[source])
+        _add_examples(whole["examples"], sequence(run.evaluation.get("examples")), name)
+    evaluations = [run.evaluation for _, run in members]
+    whole = {**evaluations[0], **whole}
+    if len(members) > 1:
+        whole.pop("command", None)  # it made one of them
+    _drop_what_differs(whole, evaluations, notes)
+    return whole, bases if len(set(bases.values())) > 1 else {}
+
+
+def _bases(members: Sequence[tuple[str, Run]]) -> dict[str, str]:
+    """The name of each run's base: one name for all runs that have the same figures of it."""
+    taken = [BASE_NAME, *(name for name, _ in members)]
+    names: dict[tuple[tuple[str, str], ...], str] = {}
+    bases = {}
+    for name, run in members:
+        figures = _rounded(without(run.evaluation.get(BASE_NAME), POOLED))
+        if figures not in names:
+            names[figures] = numbered([f"{BASE_NAME} of {name}"], [*taken, *names.values()])[0] if names else BASE_NAME
+        bases[name] = names[figures]
+    return bases
+
+
+def _rounded(metrics: Record) -> tuple[tuple[str, str], ...]:
+    """The means as far as another machine would find them: the last digits are rounding."""
+    known = ((name, interval(value)) for name, value in sorted(metrics.items()))
+    return tuple((name, f"{value.mean:.4g}") for name, value in known if value is not None)
+
+
+def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list[str]) -> None:
+    """Leave out what is one run's alone and would be taken for all of them, and say so."""
+    differing = [key for key in _CONDITIONS if len({number(record.get(key)) for record in evaluations}) > 1]
+    for key in differing:
+        whole.pop(key, None)
+    if differing:
+        called = ", ".join(_CONDITIONS[key] for key in differing)
+        notes.append(f"these runs were not evaluated alike ({called} differ): compare with care")
+    if len({number(record.get(TUNED_ON)) for record in evaluations}) > 1:
+        whole[TUNED_ON] = None
+    if "samples_per_context" in differing:
+        for model, counters in whole["frequencies"].items():
+            kept = (*RELATIVE, "token_rank")
+            whole["frequencies"][model] = {key: item for key, item in mapping(counters).items() if key in kept}
+        notes.append("counts are left out of the figures: they are of different numbers of outputs")
+    pools = {interval(mapping(record.get(BASE_NAME)).get(POOLED)) for record in evaluations}
+    if len(pools - {None}) > 1:  # of one pool the base has one value
+        for key in ("models", "changes"):
+            whole[key] = {model: without(part, POOLED) for model, part in whole[key].items()}
+        notes.append(
+            "the pooled KL(p, π) is left out of tables: each of these runs has it from a pool of its own, of samples "
+            "of the base and itself; cdpg compare evaluates runs with one pool for all"
+        )
+
+
+def _add_examples(examples: list[Record], more: Iterable[object], name: str) -> None:
+    """Outputs for a context that is there already are put beside the others; the base's are taken once."""
+    for item in map(mapping, more):
+        outputs = mapping(item.get("outputs"))
+        renamed = {name if model == "tuned" else model: output for model, output in outputs.items()}
+        same = [example for example in examples if all(example.get(key) == item.get(key) for key in ("row", "prompt"))]
+        if same:
+            same[0]["outputs"] = {**renamed, **same[0]["outputs"]}
+        else:
+            examples.append({**item, "outputs": renamed})

@@ -1,0 +1,166 @@
+"""Rules on what came out: how far the tuned model is from the ideal model and from the base, and what outputs became.
+
+Every rule is a pure function of a few numbers with its threshold beside it, so that a reader can disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from cdpg.report.remarks import DISTANCE, Finding, Remark, Topic, Unjudged, Unremarkable
+from cdpg.report.values import Interval, short
+
+FARTHER = 0.1
+"""A distance from the ideal model that rose by more than this share of the base's is remarked on even if its interval
+holds 0; one whose interval does not, always."""
+TOO_DEAR = 3.0
+"""KL(π, a) over what the same satisfaction would have cost a mixture of the base and the ideal model."""
+LEAST_SPENT = 0.5
+"""Nats: a KL(π, a) below this is small whatever was gained."""
+SHORTER, LONGER = 0.6, 1.6
+"""Mean length of the outputs over that of the ideal model, or of the base where that is unknown."""
+LESS_DIVERSE = 0.85
+"""Distinct-2 over that of the ideal model, or of the base."""
+
+IDEAL = Topic("pooled KL(p, π), base → tuned", f"a rise with its interval above 0, or of more than {FARTHER:.0%}")
+SPENT = Topic(
+    "KL(π, a) for what was gained",
+    f"above {LEAST_SPENT} nats and {TOO_DEAR:g} times what a mixture of base and ideal model needs",
+)
+ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, intervals apart")
+LENGTH = Topic("length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}")
+DIVERSITY = Topic("Distinct-2, as a ratio", f"below {LESS_DIVERSE}")
+NO_EVALUATION = "base and tuned model were not evaluated together"
+
+
+def farther(
+    label: str,
+    method: str,
+    base: Interval | None,
+    tuned: Interval | None,
+    change: Interval | None,
+    where: str = "",
+) -> Iterator[Remark]:
+    """The tuned model is farther from the ideal model than the base is, by the KL(p, π) of one pool of samples."""
+    if base is None or tuned is None:
+        yield Unjudged(label, IDEAL, NO_EVALUATION)
+        return
+    rise = tuned.mean - base.mean if change is None else change.mean
+    low, high = (None, None) if change is None else (change.low, change.high)
+    sure = low is not None and low > 0
+    if not sure and rise <= FARTHER * abs(base.mean):
+        yield Unremarkable(label, IDEAL, f"{base.mean:.3g} → {tuned.mean:.3g} nats")
+        return
+    text = f"The pooled KL(p, π) is {base.mean:.3g} nats for the base and {tuned.mean:.3g} for the tuned model{where}"
+    if low is None or high is None:
+        text += "; there is no interval of the difference."
+    else:
+        text += f": {rise:+.3g} [{low:+.3g}, {high:+.3g}], paired by context.".replace("-", "−")
+    if sure:
+        title, advice = "Farther from the ideal model than the base", _nearer(method)
+    else:
+        title = "Perhaps farther from the ideal model than the base"
+        advice = "Chance may explain it: evaluate on more contexts, or with more evaluation_samples, to know."
+    yield Finding("problem" if sure else "warning", label, title, text, advice, DISTANCE)
+
+
+def _nearer(method: str) -> str:
+    """What to do against a distance."""
+    if method in ("cdpg", "dpg"):
+        return "Lower learning_rate, take more samples a step (num_generations, contexts_per_epoch), or stop earlier."
+    return f"Nothing in {short(method)} aims at the ideal model: compare with cdpg."
+
+
+def needed(gain: float, before: float, coverage: float, distance: float) -> float:
+    """What a gain in satisfaction costs at most, in KL(π, a), if it is made by mixing the ideal model into the base.
+
+    Of the mixture (1-t)·a + t·p_c, which satisfies with probability Z_c + t (1 - Z_c), convexity gives
+    KL((1-t)·a + t·p_c, a) ≤ t KL(p_c, a) = -t log Z_c. A share ``coverage`` of the contexts has an ideal model that was
+    seen; with ``before`` = mean of Z_c over all contexts, mixing t into those raises satisfaction by
+    t (coverage - before), and costs at most coverage · t · ``distance``, the mean of KL(p_c, a) over them.
+    """
+    room = coverage - before
+    share = 1.0 if room <= 0 else min(1.0, gain / room)
+    return coverage * share * distance if gain > 0 else 0.0
+
+
+def too_dear(
+    label: str,
+    method: str,
+    spent: Interval | None,
+    distance: Interval | None,
+    before: Interval | None,
+    gain: Interval | None,
+    coverage: float | None,
+) -> Iterator[Remark]:
+    """KL(π, a) far above what the gain in satisfaction needs, whichever ends of their intervals are true.
+
+    ``distance`` is the base's pooled KL(p, a); for a yes/no constraint only.
+    """
+    if spent is None or distance is None or before is None or gain is None or coverage is None:
+        yield Unjudged(label, SPENT, NO_EVALUATION)
+        return
+    likely = needed(gain.mean, before.mean, coverage, distance.mean)
+    most = needed(gain.mean if gain.high is None else gain.high, before.mean, coverage, distance.mean)
+    least_spent = spent.mean if spent.low is None else spent.low
+    if least_spent <= LEAST_SPENT or least_spent <= TOO_DEAR * most:
+        yield Unremarkable(label, SPENT, f"{spent.mean:.3g} nats where {likely:.3g} would do")
+        return
+    text = (
+        f"Satisfaction went from {before.mean:.3f} to {before.mean + gain.mean:.3f} at a KL(π, a) of "
+        f"{spent.mean:.3g} nats."
+    )
+    if gain.mean > 0:
+        text += f" A mixture of the base and the ideal model that satisfies as often costs at most {likely:.3g}."
+    advice = f"Read the samples for what else has changed. {_nearer(method)}"
+    yield Finding("problem", label, "Far from the base for what was gained", text, advice, DISTANCE)
+
+
+def turned_away(
+    label: str, points: Sequence[tuple[float, Interval]], base: Interval | None, worse: bool
+) -> Iterator[Remark]:
+    """The distance from the ideal model was smaller earlier in the run, intervals apart.
+
+    ``points`` are evaluations by epoch, 0 being the base; ``worse`` says whether the last is above the base.
+    """
+    if sum(epoch > 0 for epoch, _ in points) < 2:
+        yield Unjudged(label, ON_THE_WAY, "there are fewer than two evaluations along the run")
+        return
+    (best_epoch, best), (_, last) = min(points, key=lambda point: point[1].mean), points[-1]
+    if best.high is None or last.low is None:
+        yield Unjudged(label, ON_THE_WAY, "the evaluations along the run have no intervals")
+        return
+    if last.low <= best.high:
+        yield Unremarkable(label, ON_THE_WAY, f"{last.mean:.3g} nats, at best {best.mean:.3g}")
+        return
+    text = f"KL(p, π) was {best.mean:.3g} nats at epoch {best_epoch:,.0f} and is {last.mean:.3g} at the end"
+    text += f", above the base's {base.mean:.3g}." if worse and base is not None and best_epoch > 0 else "."
+    advice = "Stop earlier or lower learning_rate." if best_epoch > 0 else "Lower learning_rate, and read the samples."
+    level: Literal["problem", "warning"] = "problem" if worse else "warning"
+    yield Finding(level, label, "Moved away from the ideal model", text, advice)
+
+
+def length_changed(label: str, ratio: float | None, beside: str) -> Iterator[Remark]:
+    """Outputs much shorter or longer than those of the ideal model, or of the base: ``beside`` says which."""
+    if ratio is None:
+        yield Unjudged(label, LENGTH, NO_EVALUATION)
+    elif SHORTER <= ratio <= LONGER:
+        yield Unremarkable(label, LENGTH, f"{ratio:.2f} of the {beside}’s")
+    else:
+        word = "shorter" if ratio < 1 else "longer"
+        text = f"Outputs are {ratio:.2f} times as long as those of the {beside}."
+        advice = "Read the samples below: a length that the constraint does not ask for is a trick that was learnt."
+        yield Finding("problem", label, f"Collapsed: outputs became {word}", text, advice)
+
+
+def diversity_lost(label: str, ratio: float | None, beside: str) -> Iterator[Remark]:
+    """Outputs that repeat themselves more than those of the ideal model, or of the base."""
+    if ratio is None:
+        yield Unjudged(label, DIVERSITY, NO_EVALUATION)
+    elif ratio >= LESS_DIVERSE:
+        yield Unremarkable(label, DIVERSITY, f"{ratio:.2f} of the {beside}’s")
+    else:
+        text = f"Distinct-2 is {ratio:.2f} times that of the {beside}: outputs repeat themselves."
+        advice = "Read the samples below, and compare token frequencies with the base's."
+        yield Finding("problem", label, "Collapsed: diversity was lost", text, advice)
