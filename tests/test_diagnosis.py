@@ -80,13 +80,19 @@ def around(mean: float, half: float = 0.01) -> Interval:
 
 def test_a_run_without_satisfying_samples_has_learnt_nothing() -> None:
     at, below = round(20 * EMPTY_SHARE), round(20 * EMPTY_SHARE) - 1
-    finding = found(learnt_nothing("m", [0.0] * at + [0.5] * (20 - at)))
+    finding = found(learnt_nothing("m", [1.0] * (20 - at) + [0.0] * at))
     assert (finding.level, finding.text) == (
         "problem",
-        "In 16 of 20 epochs no sample satisfied the constraint: there was nothing to learn from.",
+        "In 16 of 20 epochs no sample satisfied the constraint; 20.0% of the contexts of the run had a satisfying "
+        "sample. There was next to nothing to learn from.",
     )
-    assert all(words in finding.advice for words in ("num_generations", "easier constraint", "a base", "leave out"))
-    assert shown(learnt_nothing("m", [0.0] * below + [0.5] * (20 - below))) == "15 of 20"
+    assert all(words in finding.advice for words in ("num_generations", "relax the constraint", "a base", "leave out"))
+    assert shown(learnt_nothing("m", [1.0] * (20 - below) + [0.0] * below)) == "15 of 20"
+    assert found(learnt_nothing("m", [NO_COVERAGE - 0.01] * 20)).level == "problem"
+    assert shown(learnt_nothing("m", [NO_COVERAGE] * 20)) == "0 of 20"
+    late = [0.0] * at + [LOW_COVERAGE] * (20 - at)
+    assert shown(learnt_nothing("m", late)) == "16 of 20", "it has found something at last"
+    assert found(learnt_nothing("m", [*late[:-1], LOW_COVERAGE - 0.01])).level == "problem"
     assert unjudged(learnt_nothing("m", [])) == "no epochs are logged"
 
 
@@ -344,7 +350,9 @@ def test_a_run_that_learnt_nothing_is_told_so_before_anything_else(tmp_path: Pat
     write_lines(run / "metrics.jsonl", [record | (nothing if record["epoch"] != 4 else {}) for record in records])
     made = diagnose(read_study([run]))
     titles = [finding.title for finding in made.findings]
-    assert titles[0] == "Nothing was learnt" and not {"Coverage too low to learn", "Steps without a sample"} & {*titles}
+    assert titles[0] == "Next to nothing was learnt" and not {"Coverage too low to learn", "Steps without a sample"} & {
+        *titles
+    }
     page = _page(run)
     assert page.index("In 9 of 10 epochs no sample satisfied") < page.index('class="cards"')
 

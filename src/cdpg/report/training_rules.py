@@ -11,11 +11,13 @@ from typing import Literal
 
 from cdpg.report.remarks import NOTHING_LEARNT, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import mean
+from cdpg.wording import term
 
 END_SHARE = 0.1
 """What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""
 EMPTY_SHARE = 0.8
-"""A run with no satisfying sample at all in this share of its epochs, or more, has learnt nothing."""
+"""No satisfying sample at all in this share of the epochs, or more: next to nothing was learnt, as in a run whose mean
+coverage is below ``NO_COVERAGE``; unless coverage was no longer low at its end."""
 LOW_COVERAGE = 0.5
 """Fewer covered contexts than this at the end of a run: much of the sampling teaches nothing."""
 NO_COVERAGE = 0.1
@@ -34,7 +36,9 @@ FAILED_SHARE = 0.01
 """Share of samples whose check failed: they are left out, so that the rest may not be like the whole."""
 
 EPOCHS = Topic("epochs done", "fewer than asked for")
-EMPTY = Topic("epochs without a satisfying sample", f"{EMPTY_SHARE:.0%} or more")
+EMPTY = Topic(
+    "epochs without a satisfying sample", f"{EMPTY_SHARE:.0%} or more, or a mean coverage below {NO_COVERAGE:.0%}"
+)
 COVERAGE = Topic("coverage at the end", f"below {LOW_COVERAGE:.0%}")
 WEIGHTS = Topic("satisfying samples that count effectively at the end", f"below {FEW_EFFECTIVE:.0%}")
 MOVING = Topic(
@@ -58,7 +62,8 @@ def unfinished(label: str, done: int, wanted: float | None) -> Iterator[Remark]:
         yield Unjudged(label, EPOCHS, NO_EPOCHS if not done else "the configuration does not say how many epochs")
     elif done < wanted:
         text = f"{done:,} of {wanted:,.0f} epochs are logged: what is said here is about a run that is not over."
-        yield Finding("warning", label, "Not finished", text, "Continue it with --resume.")
+        advice = f"Continue it with {term('resume', typed=True)}, or in Python with {term('resume', typed=False)}."
+        yield Finding("warning", label, "Not finished", text, advice)
     else:
         yield Unremarkable(label, EPOCHS, f"{done:,} of {wanted:,.0f}")
 
@@ -68,14 +73,18 @@ def learnt_nothing(label: str, coverage: Sequence[float]) -> Iterator[Remark]:
     if not coverage:
         yield Unjudged(label, EMPTY, NO_EPOCHS)
         return
-    empty, epochs = sum(value == 0 for value in coverage), len(coverage)
-    if empty >= EMPTY_SHARE * epochs:
-        text = f"In {empty:,} of {epochs:,} epochs no sample satisfied the constraint: there was nothing to learn from."
-        advice = (
-            "Raise num_generations, begin with an easier constraint, start from a base that satisfies more often, or "
-            "leave out contexts that it never satisfies; cdpg check looks at the base before a run."
+    empty, epochs, share, end = sum(value == 0 for value in coverage), len(coverage), mean(coverage), at_end(coverage)
+    if (empty >= EMPTY_SHARE * epochs or (share or 0) < NO_COVERAGE) and (end or 0) < LOW_COVERAGE:
+        text = (
+            f"In {empty:,} of {epochs:,} epochs no sample satisfied the constraint; {share:.1%} of the contexts of the "
+            "run had a satisfying sample. There was next to nothing to learn from."
         )
-        yield Finding("problem", label, "Nothing was learnt", text, advice, NOTHING_LEARNT)
+        advice = (
+            "Raise num_generations, relax the constraint or let it return values between 0 and 1, start from a base "
+            "that satisfies more often, or leave out contexts that it never satisfies (cdpg check shows what the base "
+            "does)."
+        )
+        yield Finding("problem", label, "Next to nothing was learnt", text, advice, NOTHING_LEARNT)
     else:
         yield Unremarkable(label, EMPTY, f"{empty:,} of {epochs:,}")
 
