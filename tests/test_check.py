@@ -165,12 +165,15 @@ def test_the_time_of_an_epoch() -> None:
 
 def test_the_time_of_evaluations() -> None:
     config = CDPGConfig(epochs=25, evaluate_every=10, evaluation_contexts=64, evaluation_samples=16)
-    assert evaluated_contexts(config, 100) == 4 * 64 + 200  # before, after 10, 20 and 25, and all of both models
-    assert evaluated_contexts(config, 100, done=10) == 2 * 64 + 200
-    assert evaluated_contexts(config.replace(evaluate_at_end=False), 5) == 4 * 5
+    assert evaluated_contexts(config, 100) == 4 * 64 + 2 * 36  # before, after 10, 20, 25; the others of both models
+    assert evaluated_contexts(config, 100, done=10) == 2 * 64 + 2 * 36
+    assert evaluated_contexts(config.replace(evaluation_contexts=70), 100) == 4 * 70 + 2 * 36, "whole blocks of 64"
+    assert evaluated_contexts(config.replace(evaluation_contexts=63), 100) == 4 * 63 + 200
+    assert evaluated_contexts(config, 5) == evaluated_contexts(config.replace(evaluate_at_end=False), 5) == 4 * 5
+    assert evaluated_contexts(config.replace(evaluate_every=0), 100) == 200
     assert evaluated_contexts(config, 0) == 0
     assert context_seconds(config, PACE, beams=4) == pytest.approx(16 * 1.1 + 4)
-    assert run_seconds(config, 2.0, 1.0, 5, done=24) == pytest.approx(2 + 5 + 10)
+    assert run_seconds(config, 2.0, 1.0, 5, done=24) == pytest.approx(2 + 5)
 
 
 def even(prompts: Any, completions: Any, **columns: Any) -> list[bool]:

@@ -137,6 +137,11 @@ def test_the_first_epoch_tells_time_and_memory() -> None:
         "at most 3.2 GB of memory, 512 MB of GPU memory in use so far"
     )
     assert "6s; the time left does not count evaluations; at most" in outlook(config, 1, 6.0, 20, None, {})
+    hint = "; evaluations are 92% of the time left (evaluate_every=0 leaves out those along the run); at most"
+    assert hint in outlook(config, 1, 0.03, 20, 0.5, {})
+    without = config.replace(evaluate_every=0)
+    assert "0.03s; evaluations are 87% of the time left; at most" in outlook(without, 1, 0.03, 20, 0.5, {})
+    assert "6s; at most" in outlook(without.replace(evaluate_at_end=False), 1, 6.0, 20, None, {})
     assert "takes about 0.25s; at most" in outlook(config, 1, 0.25, 0, None, {})
     assert memory.peak()["memory"] > 10_000_000
 

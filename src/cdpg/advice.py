@@ -24,6 +24,7 @@ _LEAST_CONTEXTS = 8
 _LEAST_SAMPLES = 8
 """Samples that Ẑ_c should rest on."""
 _MOSTLY_CUT = 0.5
+_MOSTLY_EVALUATING = 0.5
 
 Level = Literal["stop", "careful", "fine"]
 
@@ -53,6 +54,8 @@ class Look:
     seconds_constraint: float
     """For one sample, by all workers together."""
     workers: int
+    evaluations: float = 0.0
+    """Share of the run's time that evaluations take."""
 
     @property
     def satisfaction(self) -> float:
@@ -138,7 +141,7 @@ def advise(look: Look) -> list[Advice]:
         ]
     if not look.z:
         return [Advice("stop", "No check succeeded: mend the constraint first.")]
-    found = [*_on_failures(look), *_on_partition(look), *_on_speed(look), *_on_length(look)]
+    found = [*_on_failures(look), *_on_partition(look), *_on_speed(look), *_on_length(look), *_on_evaluations(look)]
     order: tuple[Level, ...] = ("stop", "careful", "fine")
     return sorted(found, key=lambda advice: order.index(advice.level))
 
@@ -272,6 +275,18 @@ def _on_length(look: Look) -> list[Advice]:
             "careful",
             f"{1 - look.ended:.0%} of the samples were cut at max_completion_length: raise it if the constraint needs "
             f"to see the end.",
+        )
+    ]
+
+
+def _on_evaluations(look: Look) -> list[Advice]:
+    if look.evaluations <= _MOSTLY_EVALUATING:
+        return []
+    return [
+        Advice(
+            "careful",
+            f"Evaluations take {look.evaluations:.0%} of the run: raise evaluate_every (0 leaves out those along the "
+            f"run), or lower evaluation_contexts or evaluation_samples.",
         )
     ]
 

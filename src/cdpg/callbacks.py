@@ -23,7 +23,7 @@ class Arguments:
         self.num_train_epochs = self.max_steps = config.epochs
         self.logging_strategy, self.logging_steps, self.logging_first_step = "steps", 1, True
         self.eval_strategy = "steps" if evaluates else "no"
-        self.eval_steps, self.eval_delay = config.evaluation_interval, 0
+        self.eval_steps, self.eval_delay = max(1, config.evaluation_interval), 0
         self.save_strategy, self.save_steps = "steps", config.save_every
         self.load_best_model_at_end, self.metric_for_best_model, self.greater_is_better = False, BEST, True
 

@@ -129,10 +129,10 @@ class CDPGConfig:
     keep_checkpoints: int = 2
     """How many of the latest checkpoints stay."""
     evaluate_every: int | None = None
-    """Epochs between evaluations on held-out contexts; by default a tenth of the run, and of the run as it was begun if
-    it is made longer."""
+    """Epochs between evaluations along the run, the first being of the base; by default a tenth of the run, as it was
+    begun if it is made longer. 0 leaves out all of them, and the curves of the report with them."""
     evaluate_at_end: bool = True
-    """Evaluate the base and the tuned model on all held-out contexts when the run ends."""
+    """Evaluate the base and the tuned model on all held-out contexts when the run ends, whatever ``evaluate_every``."""
     evaluation_contexts: int = 64
     """Held-out contexts of the evaluations along the run; the last evaluation takes all of them."""
     evaluation_samples: int = 16
@@ -205,8 +205,13 @@ class CDPGConfig:
 
     @property
     def evaluation_interval(self) -> int:
-        """Epochs between evaluations, the default filled in."""
+        """Epochs between evaluations, the default filled in; 0 for none."""
         return max(1, self.epochs // 10) if self.evaluate_every is None else self.evaluate_every
+
+    def evaluates_after(self, epoch: int) -> bool:
+        """Whether there is an evaluation along the run after an epoch; before the first one, which is 1, that is 0."""
+        interval = self.evaluation_interval
+        return interval > 0 and (epoch % interval == 0 or epoch == self.epochs)
 
 
 FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
@@ -308,7 +313,7 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
     """One sentence for each setting whose value is of the right type and cannot be meant."""
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
-        "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 1,
+        "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
         "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1,
         "ziegler_horizon": 1, "check_workers": 0, "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1,
     }  # fmt: skip

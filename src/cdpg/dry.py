@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from cdpg.chats import notices_on_prompts
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
 from cdpg.contexts import Context, ContextStream
-from cdpg.forecast import Pace, context_seconds, epoch_seconds, run_seconds
+from cdpg.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
@@ -60,6 +61,8 @@ class DryLook:
     """One of them."""
     seconds: tuple[float, float]
     """The whole run, if satisfaction stays as it is, and if every sample satisfied."""
+    seconds_evaluating: float
+    """Those of them that evaluations take."""
     memory: float
     """Bytes that a run should need in this process."""
 
@@ -169,6 +172,8 @@ def _seen(
         run_seconds(config, epoch_seconds(config, pace, satisfying), context, len(inputs.held_out))
         for satisfying in (share, 1.0)
     )
+    evaluating = context * evaluated_contexts(config, len(inputs.held_out))
+    look = dataclasses.replace(look, evaluations=evaluating / low if low else 0.0)
     rows = [row for row in range(len(verdicts.b)) if row not in without]
     return DryLook(
         look=look,
@@ -180,6 +185,7 @@ def _seen(
         failures=Counter(failure.kind for failure in verdicts.failures.values()),
         failure=next(iter(verdicts.failures.values()), None),
         seconds=(low, high),
+        seconds_evaluating=evaluating,
         memory=memory_needed,
     )
 

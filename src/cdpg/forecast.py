@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from cdpg.config import CDPGConfig
 
+BLOCK = 64
+"""Contexts that an evaluation samples, decodes and measures together."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -38,18 +41,18 @@ def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
 
 
 def evaluated_contexts(config: CDPGConfig, held_out: int, done: int = 0) -> int:
-    """Held-out contexts that a model is evaluated on after ``done`` epochs until the end of the run.
+    """Contexts that a model is evaluated on after ``done`` epochs until the end of the run.
 
     Some along the way (before the first epoch, at every interval, at the end), all of them for the base and the tuned
-    model when the run has ended.
+    model when the run has ended; those that the last evaluation along the way took, in whole blocks, are not evaluated
+    again.
     """
-    if not held_out:
-        return 0
-    interval = config.evaluation_interval
-    along = sum(
-        1 for epoch in range(done + 1, config.epochs + 1) if epoch % interval == 0 or epoch == config.epochs
-    ) + (done == 0)
-    return along * min(held_out, config.evaluation_contexts) + 2 * held_out * config.evaluate_at_end
+    along = min(held_out, config.evaluation_contexts)
+    first = 0 if done == 0 else done + 1
+    times = sum(config.evaluates_after(epoch) for epoch in range(first, config.epochs + 1))
+    known = along if along == held_out else along // BLOCK * BLOCK
+    at_end = held_out - known * config.evaluates_after(config.epochs)
+    return times * along + 2 * at_end * config.evaluate_at_end
 
 
 def run_seconds(config: CDPGConfig, epoch: float, context: float, held_out: int, done: int = 0) -> float:

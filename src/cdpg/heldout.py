@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,13 @@ from cdpg.errors import UserError
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.measures import Measure, Measured
-from cdpg.evaluation.outcome import SHOWN, Outcome
+from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.evaluation.summary import BASE, Evaluation
 from cdpg.evaluation.unseen import TUNED_ON
+from cdpg.forecast import BLOCK
 from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.transformer import digest
 from cdpg.objectives.base import Epoch
 from cdpg.parallel import Processes
 from cdpg.rollout import Rollout, Stopwatch
@@ -35,13 +37,27 @@ from cdpg.sampling import Samples, StopRule
 from cdpg.scoring import score_samples
 from cdpg.workers.reader import Reader
 
-_BLOCK = 64
-"""Contexts that are sampled, decoded and measured together."""
-
 TUNED = "tuned"
 
 Tell = Callable[[str], None]
 """Hears how far an evaluation has come."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was found out on blocks of contexts. An evaluation that is handed it finds out the rest alone."""
+
+    parts: dict[tuple[str, int, int], _Part] = field(default_factory=dict)
+    """By model, number of the block and its contexts."""
+    scores: dict[tuple[str, str, int, int], Tensor] = field(default_factory=dict)
+    """By model, model whose samples are scored, number of the block and its contexts."""
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a model, for its weights have changed."""
+        for part in [key for key in self.parts if key[0] == name]:
+            del self.parts[part]
+        for scored in [key for key in self.scores if name in key[:2]]:
+            del self.scores[scored]
 
 
 @dataclass(frozen=True)
@@ -66,24 +82,25 @@ class HeldOut:
         about: Mapping[str, Any],
         tell: Tell,
         limit: int | None = None,
-        base: Outcome | None = None,
+        known: Known | None = None,
     ) -> Evaluation | None:
         """The base and some models, each loaded when it is needed, on the first ``limit`` contexts or all.
 
-        Every model is asked twice: for samples of its own, and for the probabilities of the others' samples. ``base``
-        is what the base did on these contexts, if that is known already. Every process takes part in the work; only
-        the main one measures, so that it alone has an evaluation, and the others None.
+        Every model is asked twice: for samples of its own, and for the probabilities of the others' samples; what is
+        ``known`` of a block of contexts already is not asked again. Every process takes part in the work; only the
+        main one measures, so that it alone has an evaluation, and the others None.
         """
-        outcomes = {BASE: self.outcome(BASE, self.base, tell, limit) if base is None else base}
+        known = Known() if known is None else known
+        outcomes = {BASE: self.outcome(BASE, self.base, tell, limit, known)}
         for name, load in models.items():
-            outcomes[name] = self.outcome(name, load(), tell, limit)
+            outcomes[name] = self.outcome(name, load(), tell, limit, known)
         scores: dict[tuple[str, str], Tensor] = {}
         for name, load in models.items():
             model = load()
             tell(f"comparing: what {name} makes of the others' samples")
             for source, outcome in outcomes.items():
                 if source != name:
-                    scores[name, source] = self._scores(model, outcome)
+                    scores[name, source] = self._scores(name, model, source, outcome, known)
         if not self.processes.is_main:
             return None
         return Evaluation.of(outcomes, scores, self.config, about, self.count_tuned_on(limit))
@@ -92,18 +109,23 @@ class HeldOut:
         """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None: not known."""
         return None if self.tuned_on is None else count_tuned_on(self.contexts[:limit], self.tuned_on)
 
-    def outcome(self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None) -> Outcome:
+    def outcome(
+        self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None, known: Known | None = None
+    ) -> Outcome:
         """Samples, beams and, on the main process, measurements of one model; ``base`` is the name of the base."""
-        started, is_base = time.perf_counter(), name == BASE
+        known, is_base = Known() if known is None else known, name == BASE
         contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
         rollout = Rollout(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
         parts: list[_Part] = []
-        for number, start in enumerate(range(0, len(contexts), _BLOCK)):
+        for number, start in enumerate(range(0, len(contexts), BLOCK)):
             tell(f"evaluating {name}: {start} of {len(contexts)} contexts")
-            block = slice(start, start + _BLOCK)
-            with model.as_base() if is_base else nullcontext():
-                parts.append(self._part(rollout, number, contexts[block], prompts[block]))
+            block = slice(start, start + BLOCK)
+            key = name, number, len(contexts[block])
+            if key not in known.parts:
+                with model.as_base() if is_base else nullcontext():
+                    known.parts[key] = self._part(rollout, number, contexts[block], prompts[block])
+            parts.append(known.parts[key])
         beamed = self.measure.beams > 0
         return Outcome(
             contexts=tuple(contexts),
@@ -115,7 +137,6 @@ class HeldOut:
             measured=_together(parts),
             tokens=sum((part.tokens for part in parts), Counter()),
             ended=torch.cat([part.ended for part in parts]),
-            seconds=time.perf_counter() - started,
             unmeasured=sum((part.unmeasured for part in parts), Counter()),
         )
 
@@ -144,7 +165,9 @@ class HeldOut:
         share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
         ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
         tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
-        return _Part(epoch, texts, beams, beam_b, shown_ids, measured, tokens_drawn, ended, failures)
+        return _Part(
+            without_token_scores(epoch), texts, beams, beam_b, shown_ids, measured, tokens_drawn, ended, failures
+        )
 
     def close(self) -> None:
         """End the worker processes; the next evaluation starts them anew."""
@@ -157,15 +180,21 @@ class HeldOut:
         without = found.failures.keys() | found.inapplicable
         return [math.nan if place in without else b for place, b in enumerate(found.b)]
 
-    def _scores(self, model: LanguageModel, outcome: Outcome) -> Tensor:
-        """``[context, sample]``: log-probabilities of satisfying samples, 0 elsewhere."""
+    def _scores(self, name: str, model: LanguageModel, source: str, outcome: Outcome, known: Known) -> Tensor:
+        """``[context, sample]``: log-probabilities of the source's satisfying samples, 0 elsewhere."""
         found = []
-        for block in outcome.blocks:
-            satisfying = (block.own(block.b) > 0).nonzero()[:, 0]
-            scores = score_samples(model, block.samples, satisfying, self.config.tokens_per_pass).sum(dim=2)
-            share = range(block.first_context, block.first_context + len(block.samples.contexts))
-            found.append(self.processes.join(scores, share, len(block.b)))
+        for number, block in enumerate(outcome.blocks):
+            key = name, source, number, len(block.b)
+            if key not in known.scores:
+                known.scores[key] = self._block_scores(model, block)
+            found.append(known.scores[key])
         return torch.cat(found)
+
+    def _block_scores(self, model: LanguageModel, block: Epoch) -> Tensor:
+        satisfying = (block.own(block.b) > 0).nonzero()[:, 0]
+        scores = score_samples(model, block.samples, satisfying, self.config.tokens_per_pass).sum(dim=2)
+        share = range(block.first_context, block.first_context + len(block.samples.contexts))
+        return self.processes.join(scores, share, len(block.b))
 
 
 def refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
@@ -182,7 +211,7 @@ class Examination:
 
     def __init__(self, held_out: HeldOut, policy: LanguageModel, about: Mapping[str, Any]) -> None:
         self._held_out, self._policy, self._about = held_out, policy, about
-        self._base: Outcome | None = None
+        self._known, self._weights = Known(), ""
         self.seconds_per_context: float | None = None
         """What the last evaluation along the way took; None before the first."""
 
@@ -193,20 +222,18 @@ class Examination:
         own samples is another estimate than the pooled one of later lines: these have the base's from the same pool.
         """
         started, config = time.perf_counter(), self._held_out.config
-        limit = config.evaluation_contexts
-        if self._base is None:
-            self._base = self._held_out.outcome(BASE, self._held_out.base, tell, limit)
+        limit, contexts = config.evaluation_contexts, len(self._held_out.contexts[: config.evaluation_contexts])
         models = {TUNED: lambda: self._policy} if epoch else {}
-        found = self._held_out.evaluate(models, {}, tell, limit, self._base)
+        found = self._held_out.evaluate(models, {}, tell, limit, self._up_to_date())
         seconds = time.perf_counter() - started
-        self.seconds_per_context = seconds / len(self._base.contexts)
+        self.seconds_per_context = seconds / contexts
         metrics: dict[str, dict[str, Any]] = {BASE: {}, TUNED: {}}
         metrics.update({} if found is None else found.metrics())
         pooled = metrics[BASE].pop(POOLED, None)
         record = {
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
-            "contexts": len(self._base.contexts),
+            "contexts": contexts,
             TUNED_ON: self._held_out.count_tuned_on(limit),
             "samples_per_context": config.evaluation_samples,
             "metrics": metrics[TUNED if epoch else BASE],
@@ -216,8 +243,19 @@ class Examination:
         return self._held_out.processes.from_main(record)
 
     def final(self, tell: Tell) -> Evaluation | None:
-        """The base and the tuned model on all contexts; None but on the main process."""
-        return self._held_out.evaluate({TUNED: lambda: self._policy}, self._about, tell)
+        """The base and the tuned model on all contexts; None but on the main process.
+
+        Contexts that were evaluated after the last epoch, in whole blocks, are not evaluated again.
+        """
+        return self._held_out.evaluate({TUNED: lambda: self._policy}, self._about, tell, known=self._up_to_date())
+
+    def _up_to_date(self) -> Known:
+        """What is known of the base, and of the policy unless its weights have changed since, by whomever."""
+        weights = digest(p for p in self._policy.module.parameters() if p.requires_grad)
+        if self._held_out.processes.any(weights != self._weights):  # or processes would part ways
+            self._known.forget(TUNED)
+            self._weights = weights
+        return self._known
 
 
 @dataclass(frozen=True)

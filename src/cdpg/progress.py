@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cdpg import memory
 from cdpg.config import CDPGConfig
-from cdpg.forecast import run_seconds
+from cdpg.forecast import evaluated_contexts, run_seconds
 
 _WINDOW = 20
 """Epochs over which the rate is averaged for the time left."""
@@ -146,10 +146,12 @@ def outlook(
     left = run_seconds(config, epoch, evaluated_context or 0.0, held_out, done)
     evaluations = left - run_seconds(config, epoch, 0.0, held_out, done)
     share = ""
-    if held_out and evaluated_context is None:
+    if evaluated_context is None and evaluated_contexts(config, held_out, done):
         share = "; the time left does not count evaluations"
     elif evaluations > 0:
         share = f"; evaluations are {evaluations / left:.0%} of the time left"
+        if evaluations > left / 2 and config.evaluation_interval:
+            share += " (evaluate_every=0 leaves out those along the run)"
     memories = ", ".join(f"{memory.told(count)} of {kind}" for kind, count in peak.items())
     seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
     return f"an epoch takes about {seconds}{share}; at most {memories} in use so far"

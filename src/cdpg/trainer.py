@@ -164,7 +164,7 @@ class CDPGTrainer:
                     left = (len(self.eval_contexts), self._examination.seconds_per_context)
                     progress.note(outlook(self.args, number, record["seconds"], *left, memory.peak()))
                 self._tell_checks(record, progress)
-                if self._evaluation_is_due(number):
+                if self.args.evaluates_after(number):
                     self._evaluate_along(number, progress, stop)
                 signalled = self.processes.any(stop.received is not None)
                 ending = number == self.args.epochs or self.processes.any(self._callbacks.should_stop)
@@ -321,9 +321,6 @@ class CDPGTrainer:
         if verdict := self._starvation.verdict(list(read_jsonl(self.folder.metrics))):
             progress.note(verdict)
 
-    def _evaluation_is_due(self, number: int) -> bool:
-        return number % self.args.evaluation_interval == 0 or number == self.args.epochs
-
     def _evaluate_along(self, number: int, progress: Progress, stop: GentleStop) -> None:
         """Measure the policy on some held-out contexts and log it; a signal puts it off until the run is resumed."""
         if not self.eval_contexts:
@@ -368,7 +365,7 @@ class CDPGTrainer:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
         last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
-        if self.processes.any(last != done) and self._evaluation_is_due(done):
+        if self.processes.any(last != done) and self.args.evaluates_after(done):
             self._evaluate_along(done, progress, stop)
         return done
 

@@ -97,7 +97,8 @@ def _time_rows(found: DryLook) -> list[tuple[str, str]]:
         (f"constraint, a sample ({workers})", _time(pace.constraint)),
         ("scoring, a sample", _time(pace.scoring)),
         ("gradient, a sample", _time(pace.gradient)),
-        ("the whole run, evaluations included, about", low if low == high else f"{low} to {high}"),
+        ("the whole run, about", low if low == high else f"{low} to {high}"),
+        ("of that, evaluations", f"{duration(found.seconds_evaluating)}, {look.evaluations:.0%}"),
         ("memory of a run, about", memory.told(found.memory)),
     ]
 

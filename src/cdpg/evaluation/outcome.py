@@ -43,13 +43,8 @@ class Outcome:
     """How often each token was sampled."""
     ended: Tensor
     """``[context, sample]``: 1 where an end token or the stop rule ended a sample, 0 where the limit cut it."""
-    seconds: float
     unmeasured: Counter[str] = field(default_factory=Counter)
     """How often measuring an output failed for reasons that are not the text's, by kind."""
-
-    def __post_init__(self) -> None:
-        """Let go of what is of no use after the tables are made, and large: the tokens' log-probabilities."""
-        object.__setattr__(self, "blocks", tuple(map(_without_token_scores, self.blocks)))
 
     def table(self, name: str) -> Tensor:
         """A ``[context, sample]`` tensor of the blocks, whole."""
@@ -63,8 +58,11 @@ class Outcome:
         return {name: np.where(valid, values, np.nan) for name, values in self.measured.features.items()}
 
 
-def _without_token_scores(block: Epoch) -> Epoch:
-    """NaN, which takes no room, in their place: whoever used them would notice."""
+def without_token_scores(block: Epoch) -> Epoch:
+    """Without what is of no use after the tables are made, and large: the log-probabilities of single tokens.
+
+    NaN, which takes no room, is in their place: whoever used them would notice.
+    """
     nothing = torch.full((1, 1, 1), float("nan"), dtype=torch.float64).expand(block.samples.tokens.shape)
     return replace(block, samples=replace(block.samples, token_log_q=nothing), token_log_a=nothing)
 

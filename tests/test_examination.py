@@ -1,0 +1,116 @@
+"""The evaluations of a run: nothing is found out twice, nothing is reused that has changed, and none need be made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.heldout import HeldOut
+from cdpg.report import write_report
+from cdpg.runlog import read_jsonl
+from enumeration import contexts_of, tabular
+
+CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
+
+
+def has_a(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    return ["a" in completion for completion in completions]
+
+
+def make(folder: Path, held_out: Any = CONTEXTS, callbacks: Any = None, **changes: Any) -> CDPGTrainer:
+    values: dict[str, Any] = {
+        "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3, "learning_rate": 0.05,
+        "device": "cpu", "evaluate_every": 2, "evaluation_samples": 6,
+    }  # fmt: skip
+    config = CDPGConfig(output_dir=str(folder), **(values | changes))
+    return CDPGTrainer(tabular(4), has_a, config, CONTEXTS, held_out, callbacks=callbacks)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Contexts that a model was sampled on, one number for each block, and 0 for samples that another model scored."""
+    found: list[int] = []
+    part, scores = HeldOut._part, HeldOut._block_scores
+
+    def counted(self: HeldOut, rollout: Any, number: int, contexts: Any, prompts: Any) -> Any:
+        found.append(len(contexts))
+        return part(self, rollout, number, contexts, prompts)
+
+    def scored(self: HeldOut, model: Any, block: Any) -> Any:
+        found.append(0)
+        return scores(self, model, block)
+
+    monkeypatch.setattr(HeldOut, "_part", counted)
+    monkeypatch.setattr(HeldOut, "_block_scores", scored)
+    return found
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "evaluation.json").read_text())
+    return found
+
+
+def test_the_last_evaluation_along_the_run_is_the_final_one(tmp_path: Path, asked: list[int]) -> None:
+    trainer = make(tmp_path)
+    trainer.train()
+    assert asked == [3, 3, 0, 3, 0], "the base, then twice the policy, and nothing at the end"
+    last = list(read_jsonl(tmp_path / "evaluations.jsonl"))[-1]["metrics"]
+    found = figures(tmp_path)
+    assert found["tuned"] == last
+    again = make(tmp_path)
+    again.train(resume_from_checkpoint=True)
+    assert asked[5:] == [3, 3, 0], "another process knows nothing and finds out the same"
+    assert figures(tmp_path) == found
+
+
+def test_of_more_contexts_only_the_rest_is_evaluated_at_the_end(tmp_path: Path, asked: list[int]) -> None:
+    many = [CONTEXTS[place % 3] for place in range(70)]
+    make(tmp_path / "run", many, epochs=1, evaluation_contexts=64, evaluation_samples=2).train()
+    assert asked == [64, 64, 0, 6, 6, 0]
+    make(tmp_path / "apart", many, epochs=1, evaluate_every=0, evaluation_samples=2).train()
+    assert asked[6:] == [64, 6, 64, 6, 0, 0]
+    whole, apart = figures(tmp_path / "run"), figures(tmp_path / "apart")
+    for found in (whole, apart):
+        del found["costs"]
+    assert whole == apart
+
+
+def test_weights_that_someone_has_changed_are_evaluated_anew(tmp_path: Path, asked: list[int]) -> None:
+    class Averages(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **parts: Any) -> None:
+            for parameter in model.parameters():
+                parameter.data.mul_(0.5)  # which no version counter notices
+
+    trainer = make(tmp_path, callbacks=[Averages])
+    trainer.train()
+    assert asked == [3, 3, 0, 3, 0, 3, 0]
+    last = list(read_jsonl(tmp_path / "evaluations.jsonl"))[-1]["metrics"]
+    assert figures(tmp_path)["tuned"] != last
+    trainer.evaluate()
+    assert len(asked) == 7
+    with torch.no_grad():
+        next(trainer.model.parameters()).add_(1.0)
+    trainer.evaluate()
+    assert asked[7:] == [3, 0]
+
+
+def test_zero_leaves_out_all_evaluations_along_the_run(tmp_path: Path, asked: list[int]) -> None:
+    make(tmp_path, evaluate_every=0).train()
+    assert asked == [3, 3, 0]
+    assert not (tmp_path / "evaluations.jsonl").exists()
+    assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000
+    make(tmp_path, evaluate_every=0, epochs=5).train(resume_from_checkpoint=True)
+    assert asked[3:] == [3, 3, 0]
+
+
+def test_without_any_evaluation_there_is_still_a_report(tmp_path: Path, asked: list[int]) -> None:
+    make(tmp_path, evaluate_every=0, evaluate_at_end=False).train()
+    assert asked == []
+    assert not (tmp_path / "evaluation.json").exists()
+    assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000
