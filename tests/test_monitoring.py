@@ -28,8 +28,10 @@ CONTEXTS, SAMPLES, TOKENS = 4, 5, 3
 EPSILON = 0.05
 """Large, so that it shows where it is left out."""
 B = np.array([[1, 0.5, 0, 1, 0], [0, 0, 0, 0, 0], [0.25, 0, 1, 0, 1], [0, 0, 0, 0, 0]])
-VALID = np.array([[1, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], dtype=bool)
+VALID = np.array([[1, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 0, 1, 1, 1], [0, 0, 0, 0, 0]], dtype=bool)
 """The second context has no satisfying sample, the last one no verdict at all."""
+FAILED = ~VALID
+FAILED[2, 1] = False  # there no constraint applies
 RANDOM = np.random.default_rng(3)
 LENGTHS = RANDOM.integers(1, TOKENS + 1, size=(CONTEXTS, SAMPLES))
 KEPT = np.arange(TOKENS) < LENGTHS[:, :, None]
@@ -57,7 +59,8 @@ def make_epoch(number: int = 7) -> Epoch:
         ended=torch.from_numpy(LENGTHS < TOKENS),
     )
     return Epoch(
-        number=number, b=torch.from_numpy(JUDGED), valid=torch.from_numpy(VALID), log_q=torch.from_numpy(LOG_Q),
+        number=number, b=torch.from_numpy(JUDGED), valid=torch.from_numpy(VALID),
+        failed=torch.from_numpy(FAILED), log_q=torch.from_numpy(LOG_Q),
         log_a=torch.from_numpy(LOG_A), lengths=torch.from_numpy(LENGTHS), samples=samples,
         token_log_a=torch.zeros(CONTEXTS, SAMPLES, TOKENS, dtype=torch.float64), first_context=0,
         total=lambda tensor: tensor, failures=FAILURES,
@@ -106,6 +109,7 @@ def test_an_epochs_line() -> None:
         "samples": CONTEXTS * SAMPLES,
         "tokens": LENGTHS.sum(),
         "checks_failed": 7,
+        "not_applicable": 1,
         "checks_exhausted": 4,
         "checks_failed_timeout": 5,
         "checks_failed_died": 2,
@@ -184,8 +188,10 @@ def test_examples_go_to_their_file(tmp_path: Path) -> None:
 
 def epoch(failed: int) -> Any:
     """One of 200 samples."""
-    valid = torch.arange(200)[None, :] >= failed
-    return SimpleNamespace(number=1, valid=valid, checks={"failed_died": failed}, failures={})
+    lost = torch.arange(200)[None, :] < failed
+    none = torch.zeros_like(lost)
+    checks = {"failed_died": failed}
+    return SimpleNamespace(number=1, valid=~lost, failed=lost, inapplicable=none, checks=checks, failures={})
 
 
 def test_good_epochs_do_not_make_up_for_a_bad_one(tmp_path: Path) -> None:

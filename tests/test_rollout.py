@@ -42,14 +42,16 @@ def table(seed: int) -> Table:
     return Table(TEXTS, ("a", "b", "c"), max_length=3, seed=seed)
 
 
-def verdict(prompt: str, text: str) -> float:
-    """Depends on the prompt; NaN, which is no verdict, for some texts."""
+def verdict(prompt: str, text: str) -> float | None:
+    """Depends on the prompt; for some texts NaN, which is no verdict, or None: there it does not apply."""
     if text[1:2] == prompt[0]:
         return math.nan
+    if prompt[0] == "c" and text[:1] == "b":
+        return None
     return 0.5 if text.startswith(prompt[0]) else float(text.endswith(prompt[0]))
 
 
-def check(prompts: list[str], completions: list[str], initial: list[str], **columns: Any) -> list[float]:
+def check(prompts: list[str], completions: list[str], initial: list[str], **columns: Any) -> list[float | None]:
     assert [prompt[0] for prompt in prompts] == initial
     for text in completions:
         if text == "b":
@@ -73,9 +75,9 @@ def epoch() -> Epoch:
 
 
 def verdicts(epoch: Epoch) -> Tensor:
-    """b of every sample, from its text and its prompt."""
-    table = [[verdict(text, sample) for sample in row] for text, row in zip(TEXTS, epoch.samples.texts, strict=True)]
-    return torch.tensor(table, dtype=torch.float64)
+    """b of every sample, from its text and its prompt; NaN where the check fails, −1 where it does not apply."""
+    found = [[verdict(text, sample) for sample in row] for text, row in zip(TEXTS, epoch.samples.texts, strict=True)]
+    return torch.tensor([[-1.0 if b is None else b for b in row] for row in found], dtype=torch.float64)
 
 
 def probabilities(model: TabularModel, epoch: Epoch) -> Tensor:
@@ -93,9 +95,11 @@ def test_every_sample_is_judged_with_its_own_context(epoch: Epoch) -> None:
     expected = verdicts(epoch)
     failed = expected.isnan()
     assert 3 <= int(failed.sum()) < failed.numel() / 2
-    assert {0.0, 0.5, 1.0} <= set(expected.flatten().tolist())
-    assert torch.equal(epoch.valid, ~failed)
-    assert torch.equal(epoch.b, expected.nan_to_num(0.0))
+    assert {-1.0, 0.0, 0.5, 1.0} <= set(expected.flatten().tolist())
+    assert torch.equal(epoch.failed, failed)
+    assert torch.equal(epoch.inapplicable, expected == -1)
+    assert torch.equal(epoch.valid, ~failed & (expected != -1))
+    assert torch.equal(epoch.b, expected.nan_to_num(0.0).clamp(min=0.0))
 
 
 def test_failures_are_those_of_their_samples_over_all_chunks(epoch: Epoch) -> None:
@@ -152,7 +156,7 @@ def test_several_processes_draw_and_know_what_one_does(epoch: Epoch, count: int)
     for part in found:
         assert part.first_context == first
         first += len(part.samples.contexts)
-        for name in ("b", "valid", "log_q", "log_a", "lengths"):
+        for name in ("b", "valid", "failed", "log_q", "log_a", "lengths"):
             assert torch.allclose(getattr(part, name).double(), getattr(epoch, name).double(), atol=1e-12), name
         assert part.checks == epoch.checks
     assert len(found[0].failures) < len(epoch.failures), "an example is known where it was drawn"
