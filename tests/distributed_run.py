@@ -50,9 +50,9 @@ class Listener(TrainerCallback):  # type: ignore[misc]
 def main(folder: Path, method: str, contexts_per_epoch: int = 3) -> None:
     """A run, evaluated before, along the way and at the end; with a single context, the main process has none."""
 
-    def check(prompts: list[str], completions: list[str], **kwargs: Any) -> list[bool | None]:
+    def check(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
         return [
-            None if prompt + text in ("sab", "taa") else "a" in text and prompt in "pq"
+            2.0 if prompt + text in ("sab", "taa") else float("a" in text and prompt in "pq")  # 2 is no verdict
             for prompt, text in zip(prompts, completions, strict=True)
         ]
 
