@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import uneven
+from cdpg.contexts import Context
+from cdpg.errors import RunError
 from cdpg.models.tabular import TabularModel
-from cdpg.sampling import assemble, draw_tokens, sample_chunks
+from cdpg.sampling import Chunk, Samples, StopRule, assemble, draw_tokens, sample_chunks
 from cdpg.uniforms import UniformStream, philox4x32
 from enumeration import contexts_of, tabular
 
@@ -128,3 +133,203 @@ def test_a_stop_rule_ends_a_sequence_with_the_token_that_triggered_it() -> None:
     first, second = samples.token_log_q[..., 0], samples.token_log_q[..., 1]
     assert torch.allclose(samples.log_q, first + second)
     assert (second[samples.lengths == 2] < 0).all()
+
+
+PROMPTS = [(0, 0, 0), (1,), (2, 2), (3, 3, 3, 3), (4,)]
+"""Of different lengths, so that they are sampled in another order than they stand in."""
+
+
+def plain_philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox 4x32-10 in whole numbers."""
+    x, k, low = list(counter), list(key), 2**32 - 1
+    for _ in range(10):
+        first, second = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [(second >> 32) ^ x[1] ^ k[0], second & low, (first >> 32) ^ x[3] ^ k[1], first & low]
+        k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]
+    return x
+
+
+def plain_uniform(seed: int, stream: str, epoch: int, slot: int, sample: int, position: int) -> float:
+    """The upper 52 of 64 bits as a number in (0, 1), in the middle of its cell."""
+    digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
+    key = [int.from_bytes(digest[i : i + 4], "little") for i in (0, 4)]
+    words = plain_philox([epoch, slot, sample, position], key)
+    return ((((words[0] << 32) | words[1]) >> 12) + 0.5) / 2**52
+
+
+def test_uniforms_known_answers() -> None:
+    """By a second implementation, and as numbers: a run must be repeatable on every machine and version."""
+    slots, samples = np.array([0, 1, 0, 5, 4_000_000_000]), np.array([0, 0, 1, 3, 7])
+    for seed, stream, epoch, position in ((0, "train", 1, 0), (3, "evaluation", 12, 2), (2**63, "train", 1000, 127)):
+        drawn = UniformStream(seed, stream, epoch).draw(slots, samples, position)
+        pairs = zip(slots.tolist(), samples.tolist(), strict=True)
+        assert drawn.tolist() == [plain_uniform(seed, stream, epoch, *pair, position) for pair in pairs]
+    assert UniformStream(0, "train", 1).draw(slots[:2], samples[:2], 0).tolist() == [
+        0.01895907393549401,
+        0.24938819111856458,
+    ]
+    assert UniformStream(0, "shuffle-0", 1).permutation(8).tolist() == [1, 5, 7, 3, 2, 4, 6, 0]
+
+
+def test_a_permutation_orders_the_numbers_of_its_places() -> None:
+    keys = [plain_uniform(5, "s", 2, place, 0, 0) for place in range(50)]
+    assert UniformStream(5, "s", 2).permutation(50).tolist() == sorted(range(50), key=lambda place: keys[place])
+
+
+def test_uniforms_are_finer_than_32_bits() -> None:
+    drawn = UniformStream(0, "train", 1).draw(np.arange(100), np.zeros(100, dtype=np.int64), 0)
+    assert (drawn * 2**53 == np.floor(drawn * 2**53)).all()
+    assert (drawn * 2**40 != np.floor(drawn * 2**40)).all()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 3, 256, 300])
+def test_a_token_s_interval_is_as_wide_as_the_probability_recorded(vocabulary: int) -> None:
+    """From just above its lower edge to just below its upper one."""
+    logits, tokens = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1)), torch.arange(vocabulary)
+    probabilities = logits[0].softmax(dim=0).double()
+    edges = torch.cat([torch.zeros(1, dtype=torch.float64), probabilities.cumsum(dim=0)]) / probabilities.sum()
+    for share in (1e-3, 0.5, 1 - 1e-3):
+        u = edges[tokens] + share * (edges[tokens + 1] - edges[tokens])
+        drawn, log_probs = draw_tokens(logits.expand(len(tokens), -1), u)
+        assert torch.equal(drawn, tokens)
+        assert torch.allclose(log_probs, (probabilities[tokens] / probabilities.sum()).log(), rtol=0, atol=1e-7)
+
+
+def test_what_is_recorded_is_normalised() -> None:
+    """The probabilities of a large vocabulary do not sum to 1 in float32; log q must not inherit that."""
+    logits = torch.randn(64, 50_257, generator=torch.Generator().manual_seed(8))
+    excess = logits.softmax(dim=1).double().sum(dim=1) - 1
+    far = excess.abs() > 4e-7
+    assert far.any()
+    tokens, log_probs = draw_tokens(logits, torch.rand(64, generator=torch.Generator().manual_seed(9)).double())
+    exact = logits.double().log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
+    assert float((log_probs - exact)[far].abs().mean()) < 1.5e-7
+
+
+def test_a_token_of_tiny_probability_can_be_drawn() -> None:
+    logits = torch.tensor([[0.3, 1e-10, 0.7 - 1e-10]], dtype=torch.float64).log()
+    tokens, log_probs = draw_tokens(logits, torch.tensor([0.3 + 0.5e-10], dtype=torch.float64))
+    assert tokens.tolist() == [1]
+    assert float(log_probs) == pytest.approx(np.log(1e-10))
+
+
+def test_an_interval_holds_its_lower_edge() -> None:
+    u = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    assert draw_tokens(torch.zeros(4, 4), u)[0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_tail_that_float32_would_not_add_to_1_is_drawn() -> None:
+    """Its blocks hold 2^-25 each, less than what float32 tells from 1."""
+    logits = torch.full((1, 1024), -33 * np.log(2))
+    logits[0, 0], logits[0, 1:256] = 0.0, -float("inf")
+    places = torch.arange(768)
+    u = (1 + (places.double() + 0.5) * 2.0**-33) / (1 + 768 * 2.0**-33)
+    assert torch.equal(draw_tokens(logits.expand(768, -1), u)[0], 256 + places)
+
+
+def test_rounding_does_not_carry_past_the_vocabulary() -> None:
+    """A block's sum in float32 is above that of its members in half of the rows; the last block is not full."""
+    logits = torch.randn(2000, 300, generator=torch.Generator().manual_seed(2))
+    tokens, log_probs = draw_tokens(logits, torch.full((2000,), 1 - 2.0**-53, dtype=torch.float64))
+    assert torch.equal(tokens, torch.full((2000,), 299))
+    assert torch.allclose(log_probs, logits.double().log_softmax(dim=1)[:, 299], atol=1e-6)
+
+
+def test_probabilities_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(RunError, match="not finite"):
+        draw_tokens(torch.tensor([[0.0, float("nan")]]), torch.tensor([0.5], dtype=torch.float64))
+
+
+def plain_completion(
+    model: TabularModel, context: int, slot: int, sample: int, length: int
+) -> tuple[list[int], list[float]]:
+    """Ancestral sampling by inverse transform, one number for each position; tokens and log q."""
+    tokens: list[int] = []
+    log_q: list[float] = []
+    prefix = 0
+    for position in range(length):
+        row = model.table[context, prefix].detach().numpy()
+        probabilities = np.exp(row) / np.exp(row).sum()
+        u = plain_uniform(7, "train", 3, slot, sample, position)
+        token = int(np.searchsorted(np.cumsum(probabilities), u, side="right"))
+        tokens.append(token)
+        log_q.append(float(np.log(probabilities[token])))
+        if token == 0:
+            break
+        prefix = prefix * 3 + token
+    return tokens, log_q
+
+
+def sampled(rows_per_pass: int, first_slot: int = 0, stop: StopRule | None = None) -> Samples:
+    model = uneven.table(4)
+    stream = UniformStream(7, "train", 3)
+    chunks = list(sample_chunks(model, PROMPTS, 6, 3, stream, rows_per_pass, stop, first_slot))
+    assert [len(chunk.row) for chunk in chunks[:-1]] == [rows_per_pass] * (len(chunks) - 1)
+    contexts = [Context(prompt=prompt, columns={}, row=i + 1) for i, prompt in enumerate(uneven.PROMPTS)]
+    return assemble(contexts, PROMPTS, chunks, 6)
+
+
+@pytest.mark.parametrize("first_slot", [0, 3])
+@pytest.mark.parametrize("rows_per_pass", [1, 7, 100])
+def test_every_sample_by_value(rows_per_pass: int, first_slot: int) -> None:
+    """Whatever the split, the neighbours that leave and the order of the prompts; processes go on from their slot."""
+    samples, model = sampled(rows_per_pass, first_slot), uneven.table(4)
+    for context in range(5):
+        for sample in range(6):
+            tokens, log_q = plain_completion(model, context, first_slot + context, sample, 3)
+            length = len(tokens)
+            assert int(samples.lengths[context, sample]) == length
+            assert samples.tokens[context, sample].tolist() == tokens + [0] * (samples.tokens.shape[2] - length)
+            assert samples.token_log_q[context, sample, :length].tolist() == pytest.approx(log_q, rel=1e-9)
+            assert not samples.token_log_q[context, sample, length:].any()
+            assert float(samples.log_q[context, sample]) == pytest.approx(sum(log_q), rel=1e-9)
+            assert bool(samples.ended[context, sample]) == (tokens[-1] == 0)
+            assert samples.texts[context][sample] == "".join("abc"[token - 1] for token in tokens if token)
+    assert samples.prompts == tuple(PROMPTS)
+    assert not samples.ended.all(), "some are cut at the limit"
+    assert len(samples.lengths.unique()) == 3
+
+
+class EndsBetweenTwoLetters:
+    """Ends where an *a* is followed by a *b*, and leaves the *b* out; only the *a* is watched."""
+
+    watch = frozenset("a")
+
+    def cut(self, completion: str) -> str | None:
+        place = completion.find("ab")
+        return None if place < 0 else completion[: place + 1]
+
+
+@pytest.mark.parametrize("rows_per_pass", [7, 100])
+def test_a_stop_rule_may_look_at_two_tokens_and_cuts_the_text(rows_per_pass: int) -> None:
+    """The token that triggered the stop is scored; the text ends where the rule says."""
+    whole, stopped = sampled(rows_per_pass), sampled(rows_per_pass, stop=EndsBetweenTwoLetters())
+    seen = 0
+    for context in range(5):
+        for sample in range(6):
+            tokens = whole.tokens[context, sample, : int(whole.lengths[context, sample])].tolist()
+            text = whole.texts[context][sample]
+            place = text.find("ab")
+            kept = tokens if place < 0 else tokens[: place + 2]
+            seen += place >= 0
+            length = int(stopped.lengths[context, sample])
+            assert stopped.tokens[context, sample, :length].tolist() == kept
+            assert torch.equal(
+                stopped.token_log_q[context, sample, :length], whole.token_log_q[context, sample, :length]
+            )
+            assert stopped.texts[context][sample] == (text if place < 0 else text[: place + 1])
+            assert bool(stopped.ended[context, sample]) == (place >= 0 or tokens[-1] == 0)
+    assert seen == 4
+
+
+def test_the_rows_of_chunks_are_put_where_they_belong() -> None:
+    chunks = [
+        Chunk((3, 0), ((4, 5), (6,)), ((-1.0, -2.0), (-3.0,)), (True, False), ("d", "a")),
+        Chunk((2, 1), ((7,), (8, 9)), ((-4.0,), (-5.0, -6.0)), (False, True), ("c", "b")),
+    ]
+    samples = assemble(contexts_of(2), [(1,), (2,)], chunks, 2)
+    assert samples.texts == (("a", "b"), ("c", "d"))
+    assert samples.tokens.tolist() == [[[6, 0], [8, 9]], [[7, 0], [4, 5]]]
+    assert samples.token_log_q.tolist() == [[[-3.0, 0.0], [-5.0, -6.0]], [[-4.0, 0.0], [-1.0, -2.0]]]
+    assert samples.lengths.tolist() == [[1, 2], [1, 2]]
+    assert samples.ended.tolist() == [[False, True], [False, True]]
