@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.cli import app
 from cdpg.errors import UserError
 from cdpg.models.loading import load_model
 from cdpg.provenance import weights_digest
 from cdpg.scoring import score_samples
+from enumeration import tabular
 
 peft = pytest.importorskip("peft")
 
@@ -194,3 +199,79 @@ def test_the_base_under_new_adapters_has_the_digest_of_the_model_alone(tmp_path:
     for adapters in (None, peft.LoraConfig(target_modules=Q), peft.LoraConfig(target_modules=Q, use_dora=True)):
         trainer = make(tmp_path, tiny.make_model("llama"), adapters)
         assert weights_digest(trainer.base.module) == plain.hexdigest()
+
+
+# By settings.
+
+
+def test_settings_ask_for_the_adapters_that_peft_would_be_given(tmp_path: Path) -> None:
+    given = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+    by_hand = make(tmp_path / "hand", tiny.make_model("llama"), given)
+    by_name = make(tmp_path / "name", tiny.make_model("llama"), lora_rank=4)
+    for trainer in (by_hand, by_name):
+        trainer.train()
+    assert by_name.base is by_name.policy
+    assert not by_name.model.training, "or dropout, where there is any, would be on"
+    saved = [AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("hand", "name")]
+    assert torch.equal(logits(saved[0]), logits(saved[1]))
+    assert not torch.allclose(logits(saved[1]), logits(tiny.make_model("llama")), atol=1e-4), "it has learnt"
+    chosen = make(
+        tmp_path, tiny.make_model("llama"), lora_rank=2, lora_alpha=3, lora_target_modules=["q_proj", "v_proj"]
+    )
+    config = chosen.model.peft_config["default"]  # type: ignore[index, operator]
+    assert (config.r, config.lora_alpha, config.target_modules) == (2, 3, {"q_proj", "v_proj"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapters", "message"),
+    [
+        ({"lora_rank": 0}, None, "lora_rank must be at least 1, not 0"),
+        ({"lora_alpha": 8}, None, "lora_alpha and lora_target_modules are for adapters: set lora_rank"),
+        ({"lora_rank": 4, "lora_alpha": 0}, None, "lora_alpha must be above 0"),
+        ({"lora_rank": 4, "lora_target_modules": []}, None, "lora_target_modules must name a layer"),
+        ({"lora_rank": 4}, peft.LoraConfig(target_modules=Q), "lora_rank and peft_config both ask for adapters"),
+        ({"lora_rank": 4, "lora_target_modules": ["nosuch"]}, None, "the model cannot be given these adapters: Target"),
+    ],
+)
+def test_what_cannot_be_had_is_told(tmp_path: Path, settings: dict[str, Any], adapters: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, tiny.make_model("llama"), adapters, **settings)
+
+
+def test_adapters_of_a_table_and_without_peft_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="adapters are for models of Transformers, not for a TabularModel"):
+        make(tmp_path, tabular(1), lora_rank=4)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"lora_rank is set, but PEFT is not installed: pip install 'cdpg\[peft\]'"):
+        make(tmp_path, tiny.make_model("llama"), lora_rank=4)
+
+
+def test_commands_on_a_run_with_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.save(tmp_path / "llama", "llama")
+    (tmp_path / "contexts.txt").write_text("two dogs\na\n")
+    words = [
+        "--model", "llama", "--contexts", "contexts.txt", "--constraint", "test_adapters:even", "--output-dir", "out",
+        *(word for setting in (
+            "lora_rank=4", "epochs=1", "num_generations=4", "contexts_per_epoch=2", "max_completion_length=6",
+            "evaluation_samples=2", "check_workers=0", "device=cpu", "learning_rate=0.01", "warmup_epochs=0",
+        ) for word in ("--set", setting)),
+    ]  # fmt: skip
+
+    def invoked(*command: str) -> str:
+        result = CliRunner().invoke(app, list(command))
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.output
+
+    assert "memory of a run" in invoked("check", *words)
+    invoked("run", *words, "--no-report")
+    first = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert "figures: out/evaluation.json" in invoked("evaluate", "out")
+    again = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert again["base"]["satisfaction"] == first["base"]["satisfaction"]
+    for metric, found in first["tuned"].items():
+        assert again["tuned"][metric] == pytest.approx(found, abs=1e-4), "the merged model is the tuned one"
+    assert "log-probability" in invoked("sample", "out", "--context", "two dogs", "-n", "1")
+    invoked("run", *words, "--no-report", "--resume", "--set", "epochs=2")
+    refused = CliRunner().invoke(app, ["run", *words, "--resume", "--set", "epochs=3", "--set", "lora_rank=8"])
+    assert "lora_rank was 4 and is 8" in str(refused.exception)

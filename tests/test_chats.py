@@ -19,6 +19,7 @@ from cdpg.constraints.judge import Judge
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.runlog import read_jsonl
+from cdpg.wording import on_command_line
 
 USER = {"role": "user", "content": "two dogs"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -40,7 +41,7 @@ def test_texts_become_messages_and_chats_stay() -> None:
     assert seen((OTHER, USER), chat=True, system="Be brief.") == (OTHER, USER)
     twice = as_chats(as_chats([Context("two dogs", {}, 1)], True, "Be brief."), True, "Be brief.")
     assert twice[0].prompt == (SYSTEM, USER), "what is converted already stays as it is"
-    with pytest.raises(UserError, match=r"system is set, and the prompt of row 7 is a plain text.*set chat too"):
+    with pytest.raises(UserError, match=r"system is set, and the prompt of row 7 is a plain text.*set chat=True too"):
         seen("two dogs", chat=False, system="Be brief.")
 
 
@@ -49,7 +50,9 @@ def test_a_chat_model_that_is_sent_plain_text_is_noticed() -> None:
     without.chat_template = None
     plain, chat = Context("two dogs", {}, 1), Context((USER,), {}, 2)
     (notice,) = notices_on_prompts(with_template, [plain, plain, chat])
-    assert "the 2 prompts are plain text" in notice and "--chat" in notice and "CDPGConfig(chat=True)" in notice
+    assert "the 2 prompts are plain text" in notice and "set chat=True in CDPGConfig" in notice
+    with on_command_line():
+        assert "add --chat" in notices_on_prompts(with_template, [plain])[0]
     assert notices_on_prompts(with_template, [chat]) == notices_on_prompts(without, [plain]) == []
 
 

@@ -18,6 +18,7 @@ from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.errors import UserError
 from cdpg.foreign_names import _ANSWERS, _FAMILIES, answer, unknown_setting
 from cdpg.job import Job, gather
+from cdpg.wording import on_command_line
 
 
 def test_defaults_follow_the_paper() -> None:
@@ -257,7 +258,8 @@ def test_a_job_is_a_file_overlaid_by_options_overlaid_by_set(tmp_path: Path) -> 
     job = Job.from_mapping(values)
     assert (job.model, job.contexts, job.constraint) == ("z", "b.csv", ("m:f", "m:g"))
     assert (job.settings.epochs, job.settings.seed, job.settings.method) == (3, 1, "dpg")
-    with pytest.raises(UserError, match=r"contexts, constraint must be given, by --contexts, --constraint"):
+    missing = pytest.raises(UserError, match=r"contexts, constraint must be given, by --contexts, --constraint")
+    with on_command_line(), missing:
         Job.from_mapping({"model": "a"})
     with pytest.raises(UserError, match="did you mean 'contexts'"):
         Job.from_mapping({"model": "a", "constraint": "m:f", "context": "b"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from cdpg.contexts import Context, Prompt
 from cdpg.errors import UserError
+from cdpg.wording import for_caller
 
 
 def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Context]:
@@ -18,8 +19,8 @@ def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Conte
     plain = next((context for context in contexts if isinstance(context.prompt, str)), None)
     if system and not chat and plain is not None:
         raise UserError(
-            f"system is set, and the prompt of row {plain.row} is a plain text, which has no place for it: set chat "
-            "too (--chat), or put the text before every prompt (--prompt-prefix)"
+            f"system is set, and the prompt of row {plain.row} is a plain text, which has no place for it: "
+            + for_caller("add --chat, or put the text before every prompt with --prompt-prefix", "set chat=True too")
         )
     if not chat and not system:
         return list(contexts)
@@ -33,8 +34,8 @@ def notices_on_prompts(tokenizer: Any, contexts: Sequence[Context]) -> list[str]
         return []
     count = f"the {plain:,} prompts are" if plain > 1 else "the prompt is"
     return [
-        f"the model has a chat template, and {count} plain text, which it is sent as it stands: if it should see a "
-        "user's message, set chat (--chat, in Python CDPGConfig(chat=True)), or give prompts as lists of messages"
+        f"the model has a chat template, and {count} plain text, which it is sent as it stands: to send a user's "
+        f"message, {for_caller('add --chat', 'set chat=True in CDPGConfig')}, or give prompts as lists of messages"
     ]
 
 

@@ -97,6 +97,14 @@ class CDPGConfig:
     trust_remote_code: bool = False
     """Let a hub model run code of its own on this machine."""
 
+    lora_rank: int | None = None
+    """Tune adapters (LoRA) of this rank in place of all weights: the base needs no second copy, and Adam little memory.
+    They want a larger ``learning_rate``, such as 1e-4."""
+    lora_alpha: float | None = None
+    """Adapters are scaled by this over their rank; by default it is twice the rank."""
+    lora_target_modules: tuple[str, ...] = ("all-linear",)
+    """Names of the layers that get adapters; by default all linear ones but the output layer."""
+
     ziegler_beta: float = 0.2
     """β at the start: the price of a nat of KL(π, a)."""
     ziegler_target_kl: float = 6.0
@@ -316,6 +324,7 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
         "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1,
         "ziegler_horizon": 1, "check_workers": 0, "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1,
+        "lora_rank": 1,
     }  # fmt: skip
     for key, least in at_least.items():
         value = getattr(config, key)
@@ -337,6 +346,12 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
             yield f"{key} must lie in [0, 1], not {getattr(config, key)}"
     if not all(0 <= beta < 1 for beta in config.adam_betas):
         yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
+    if config.lora_rank is None and (config.lora_alpha is not None or config.lora_target_modules != ("all-linear",)):
+        yield "lora_alpha and lora_target_modules are for adapters: set lora_rank, such as lora_rank: 16"
+    if config.lora_alpha is not None and not 0 < config.lora_alpha < float("inf"):
+        yield f"lora_alpha must be above 0 and finite, not {config.lora_alpha}"
+    if not config.lora_target_modules:
+        yield "lora_target_modules must name a layer, or be all-linear"
     if config.max_grad_norm is not None and not config.max_grad_norm > 0:
         yield f"max_grad_norm must be above 0, not {config.max_grad_norm}"
     if config.batch_size is not None and config.batch_size > config.samples_per_epoch:

@@ -20,7 +20,7 @@ from cdpg.contexts import Context, ContextStream
 from cdpg.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
 from cdpg.job import Inputs, Job
 from cdpg.models.base import LanguageModel
-from cdpg.models.loading import load_model
+from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.sampling import Samples, assemble, sample_chunks
 from cdpg.scoring import plan_passes, prompts_and_rows, score_samples
 from cdpg.uniforms import UniformStream
@@ -28,8 +28,8 @@ from cdpg.workers.limits import Limits
 
 _TIMED_ROWS = 32
 """Samples that are scored and differentiated for the time it takes."""
-_COPIES = 3
-"""What a run holds beside the model and its gradient: the base and Adam's two moments."""
+_MOMENTS = 2
+"""What Adam holds for each weight that is tuned."""
 
 Tell = Callable[[str], None]
 
@@ -77,7 +77,8 @@ def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> Dr
     config = job.settings
     judge.require_columns(inputs.tuning)
     judge.require_columns(inputs.held_out)
-    base = load_model(job.model, config)
+    # New adapters change nothing: the model with them is the base, and its gradient takes what theirs does.
+    base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
     for notice in notices_on_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out]):
         tell(notice)
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
@@ -99,7 +100,7 @@ def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> Dr
         tell(notice)
     tell("timing a gradient")
     pace = Pace(sampling, constraint, *_timed_scores(base, samples, verdicts, config))
-    return _seen(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base))
+    return _seen(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
 
 
 def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
@@ -128,11 +129,16 @@ def _timed_scores(base: LanguageModel, samples: Samples, verdicts: Verdicts, con
     return (scored - started) / len(rows), (done - scored) / len(rows)
 
 
-def _memory(base: LanguageModel) -> float:
-    """The most that was held so far, a gradient included, and what a run holds beside that."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in base.module.parameters())
+def _memory(base: LanguageModel, config: CDPGConfig) -> float:
+    """The most that was held so far, a gradient included, and what a run holds beside that.
+
+    With adapters the base needs no copy of its own, and Adam's moments are those of the adapters.
+    """
+    parameters = list(base.module.parameters())
+    tuned = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+    copied = 0 if config.lora_rank else sum(p.numel() * p.element_size() for p in parameters)
     found = memory.peak()
-    return found.get("GPU memory", found["memory"]) + _COPIES * weights
+    return found.get("GPU memory", found["memory"]) + _MOMENTS * tuned + copied
 
 
 def _seen(

@@ -113,6 +113,17 @@ _ANSWERS: tuple[tuple[str, str], ...] = (
         "load_in_4bit load_in_8bit quantization_config model_init_kwargs attn_implementation revision model_revision",
         "load the model yourself with from_pretrained, and pass it to CDPGTrainer in place of its name",
     ),
+    (
+        "use_peft peft peft_config",
+        "use lora_rank; in Python, the trainer's argument peft_config takes more kinds",
+    ),
+    ("lora_r lora_dim rank", "use lora_rank"),
+    ("lora_targets target_modules", "use lora_target_modules"),
+    ("lora_dropout", "dropout is always off, in adapters too; lora_rank and lora_alpha set them"),
+    (
+        "lora_bias modules_to_save lora_modules_to_save use_rslora use_dora init_lora_weights",
+        "in Python, pass a LoraConfig of PEFT to the trainer as peft_config",
+    ),
     # Logging and evaluation.
     (
         "logging_strategy logging_steps logging_first_step log_every log_interval include_num_input_tokens_seen "

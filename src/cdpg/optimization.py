@@ -149,7 +149,7 @@ class Updater:
 
     def _step(self) -> bool:
         """Take it; whether all parameters are finite after it."""
-        with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (peft_config)"):
+        with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (lora_rank)"):
             self.optimizer.step()
         return bool(nn.utils.get_total_norm([p.detach() for p in self.parameters]).isfinite())
 

@@ -42,7 +42,12 @@ def load_policy_and_base(
 
     Some adapters are part of the model even so (``_with_adapters``): then the base is a copy from before them.
     """
+    peft_config = _asked_adapters(config, peft_config)
     if isinstance(model, LanguageModel):
+        if peft_config is not None:
+            raise UserError(
+                f"adapters are for models of Transformers, not for a {type(model).__name__}: leave them out"
+            )
         base = copy.deepcopy(model)
         base.module.requires_grad_(False)
         return model, base
@@ -53,6 +58,27 @@ def load_policy_and_base(
         return policy, policy if policy.has_adapters else policy.frozen_copy(original)
 
 
+def _asked_adapters(config: CDPGConfig, peft_config: Any) -> Any:
+    """The adapters that the settings or the trainer's argument ask for, as PEFT is told; None if neither does.
+
+    Without dropout, which is off anyway.
+    """
+    if config.lora_rank is None:
+        return peft_config
+    if peft_config is not None:
+        raise UserError("lora_rank and peft_config both ask for adapters: give one of them")
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise UserError("lora_rank is set, but PEFT is not installed: pip install 'cdpg[peft]'") from error
+    names = list(config.lora_target_modules)
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=2 * config.lora_rank if config.lora_alpha is None else config.lora_alpha,
+        target_modules="all-linear" if names == ["all-linear"] else names,
+    )
+
+
 def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
     """A quantised model that Transformers cannot write: that should not come out when the run is done."""
     quantizer = getattr(module, "hf_quantizer", None)
@@ -60,12 +86,12 @@ def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
         raise UserError(
             f"the model is quantised ({quantizer.quantization_config.quant_method}), and what is tuned could not be "
             "saved: load its weights into a model that is not (without quantization_config), or train adapters "
-            "(peft_config)"
+            "(lora_rank)"
         )
 
 
 def _memory(peft_config: Any) -> AbstractContextManager[None]:
-    adapters = "adapters (peft_config), which need no second copy"
+    adapters = "adapters (lora_rank), which need no second copy"
     if peft_config is not None and not _is_plain(peft_config):
         adapters = "a LoraConfig with init_lora_weights=True and bias='none', which needs no second copy"
     return memory.needed_for("loading the model", f"use a smaller model, or {adapters}")
@@ -155,7 +181,10 @@ def _with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.M
     own = list(module.parameters())
     original: Any = None if _is_plain(peft_config) else copy.deepcopy(module)
     before = digest(own)
-    adapted: Any = get_peft_model(module, peft_config)
+    try:
+        adapted: Any = get_peft_model(module, peft_config)
+    except ValueError as error:  # such as layers that the model does not have
+        raise UserError(f"the model cannot be given these adapters: {first_line(error)}") from error
     _refuse_tied(adapted, own)
     present = {id(parameter) for parameter in adapted.parameters()}
     frozen = all(id(parameter) in present and not parameter.requires_grad for parameter in own)

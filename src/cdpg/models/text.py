@@ -9,6 +9,7 @@ from typing import Any, Literal
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
+from cdpg.wording import for_caller
 
 _ANCHOR = 8
 """Prompt tokens decoded along with a completion, so that its first word keeps the space before it."""
@@ -119,7 +120,7 @@ class Codec:
         if not getattr(self.tokenizer, "chat_template", None):
             raise UserError(
                 f"row {context.row}: the prompt is a chat, but the tokenizer has no chat template: give prompts as "
-                f"text, without --chat, or use a chat model"
+                f"text, without {for_caller('--chat', 'chat=True')}, or use a chat model"
             )
         messages = [dict(message) for message in context.prompt if not isinstance(message, str)]
         answering = messages[-1]["role"] != "assistant"
