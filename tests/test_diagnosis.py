@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.report import write_report
+from cdpg.report import page, write_report
 from cdpg.report.diagnosis import diagnose, ratio_to_ideal
 from cdpg.report.outcome_rules import (
     FARTHER,
@@ -24,6 +24,7 @@ from cdpg.report.outcome_rules import (
     farther,
     length_changed,
     needed,
+    no_gain,
     too_dear,
     turned_away,
 )
@@ -48,6 +49,12 @@ from cdpg.report.training_rules import (
 )
 from cdpg.report.values import Interval
 from report_runs import compare_folder, read_study, run_folder, run_with_pooled, write_json, write_lines
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without their figures, which take most of the time."""
+    monkeypatch.setattr(page, "to_svg", lambda chart: "<svg></svg>")
 
 
 def found(remarks: Iterable[Remark]) -> Finding:
@@ -158,6 +165,20 @@ def test_unfinished_and_lost_steps() -> None:
 
 
 # Rules on what came out.
+
+
+def test_satisfaction_that_did_not_rise() -> None:
+    before = around(0.75)
+    assert shown(no_gain("m", before, Interval(0.1, 0.001, 0.2))) == "0.750 → 0.850"
+    chance = found(no_gain("m", before, Interval(0.1, 0.0, 0.2)))
+    assert (chance.level, chance.text) == ("warning", "0.750 → 0.850: +0.100 [+0.000, +0.200], paired by context.")
+    fell = found(no_gain("m", before, Interval(-0.1, -0.2, -0.001)))
+    assert (fell.level, fell.title) == ("problem", "Satisfies less often than the base")
+    assert fell.text == "0.750 → 0.650: −0.100 [−0.200, −0.001], paired by context."
+    assert found(no_gain("m", before, Interval(-0.1, -0.2, 0.0))).level == "warning"
+    assert shown(no_gain("m", before, Interval(0.1))) == "0.750 → 0.850"
+    assert found(no_gain("m", before, Interval(0.0))).text == "0.750 → 0.750: +0.000."
+    assert "not evaluated together" in unjudged(no_gain("m", before, None))
 
 
 def test_a_distance_from_the_ideal_model_that_rose() -> None:
@@ -338,9 +359,9 @@ def test_a_short_run_that_moved_away_is_told_so_first_and_not_called_level(tmp_p
     made = diagnose(read_study([run]))
     assert made.findings[0].title == "Farther from the ideal model than the base"
     assert dict(made.unjudged)["a run of 10 epochs is too short: 20 are needed"].startswith("change of satisfaction")
-    page = _page(run)
-    assert page.index("1.35 nats for the base and 1.76") < page.index('class="cards"') < page.index(">Diagnosis<")
-    assert "levelled off" not in page and "stands out" not in page
+    text = _page(run)
+    assert text.index("1.35 nats for the base and 1.76") < text.index('class="cards"') < text.index(">Diagnosis<")
+    assert "levelled off" not in text and "stands out" not in text
 
 
 def test_a_run_that_learnt_nothing_is_told_so_before_anything_else(tmp_path: Path) -> None:
@@ -350,11 +371,11 @@ def test_a_run_that_learnt_nothing_is_told_so_before_anything_else(tmp_path: Pat
     write_lines(run / "metrics.jsonl", [record | (nothing if record["epoch"] != 4 else {}) for record in records])
     made = diagnose(read_study([run]))
     titles = [finding.title for finding in made.findings]
-    assert titles[0] == "Next to nothing was learnt" and not {"Coverage too low to learn", "Steps without a sample"} & {
-        *titles
-    }
-    page = _page(run)
-    assert page.index("In 9 of 10 epochs no sample satisfied") < page.index('class="cards"')
+    assert titles[0] == "Next to nothing was learnt"
+    assert not {"Coverage too low to learn", "Steps without a sample"} & {*titles}, "said already"
+    assert "satisfaction, base → tuned" not in {line.name for line in made.unremarkable}
+    text = _page(run)
+    assert text.index("In 9 of 10 epochs no sample satisfied") < text.index('class="cards"')
 
 
 def test_what_could_not_be_judged_is_said(tmp_path: Path) -> None:
@@ -374,10 +395,10 @@ def test_a_sound_run_lists_all_that_was_looked_at(tmp_path: Path) -> None:
     made = diagnose(read_study([run]))
     assert (made.findings, made.unjudged) == ((), ())
     lines = {line.name: line.shown for line in made.unremarkable}
-    assert len(lines) == 13
+    assert len(lines) == 14
     assert lines["epochs done"] == "100 of 100" and lines["pooled KL(p, π), base → tuned"] == "0.622 → 0.311 nats"
-    page = _page(run)
-    assert "Nothing was found in what was looked at." in page and "Could not be judged" not in page
+    text = _page(run)
+    assert "Nothing was found in what was looked at." in text and "Could not be judged" not in text
 
 
 def test_the_price_of_a_soft_constraint_is_not_judged(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.report import write_figures, write_report
+from cdpg.report import charts, page, write_figures, write_report
 from cdpg.report.assembly import read_studies
 from cdpg.report.blocks import JUDGED_ALIKE, judged_apart
 from cdpg.report.figures import figures_of
@@ -21,6 +21,13 @@ from cdpg.report.samples import samples_of
 from cdpg.report.tables import tables_of
 from cdpg.report.values import Interval
 from report_runs import change_config, compare_folder, read_study, run_folder, write_json, write_lines
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and files without their drawings, which take most of the time."""
+    monkeypatch.setattr(page, "to_svg", lambda chart: "<svg></svg>")
+    monkeypatch.setattr(charts, "to_file", lambda chart, path: path.touch())
 
 
 def change_evaluation(run: Path, **changes: Any) -> Path:
@@ -58,35 +65,35 @@ def other(tmp_path: Path) -> Path:
 
 
 def test_runs_of_different_bases_stand_in_blocks_each_beside_its_own_base(one: Path, other: Path) -> None:
-    page = write_report([other, one], one / "report.html")
-    assert cards(page) == [("cdpg-seed0", "0.500", "0.700"), ("h1", "0.167", "0.333")]
+    made = write_report([other, one], one / "report.html")
+    assert cards(made) == [("cdpg-seed0", "0.500", "0.700"), ("h1", "0.167", "0.333")]
     studies = read_studies([other, one])
     for study in studies:
         for table in tables_of(study):
             assert not any(cell.best or cell.near for row in table.rows for cell in row.cells), "ranked across blocks"
     base, tuned = (next(t for t in tables_of(studies[1]) if t.name.endswith("requirement")).rows[n] for n in (0, 1))
     assert (base.cells[0].shown, tuned.cells[0].shown) == ("0.167", "0.333")
-    text = page.read_text(encoding="utf-8")
+    text = made.read_text(encoding="utf-8")
     assert "These runs are not one comparison, and stand in 2 blocks. They differ in base model." in text
     assert "★" not in text
 
 
-def test_a_page_with_blocks_has_every_figure_and_table_twice_under_names_of_their_own(one: Path, other: Path) -> None:
-    page = write_report([one, other], one / "report.html").read_text(encoding="utf-8")
-    ids = re.findall(r'\bid="([^"]+)"', page)
+def test_a_page_with_blocks_has_every_figure_and_table_twice_under_names_of_their_own(
+    one: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # drawn: a figure has identifiers of its own
+    made = write_report([one, other], one / "report.html").read_text(encoding="utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', made)
     assert len(set(ids)) == len(ids)
     for place in (1, 2):
         assert f"f-block-{place}-training-satisfaction" in ids and f"t-block-{place}-requirement" in ids
-        assert f"block-{place}-main" in ids and f'href="#block-{place}-main"' in page
-    assert {*re.findall(r'(?:aria-labelledby|href)="#?([\w-]+)"', page)} <= {*ids}
-    headings = [int(level) for level in re.findall(r"<h(\d)", page)]
+        assert f"block-{place}-main" in ids and f'href="#block-{place}-main"' in made
+    assert {*re.findall(r'(?:aria-labelledby|href)="#?([\w-]+)"', made)} <= {*ids}
+    headings = [int(level) for level in re.findall(r"<h(\d)", made)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(headings)), "a level is skipped"
 
 
 def test_figures_of_blocks_are_files_of_their_own(one: Path, other: Path, tmp_path: Path) -> None:
-    for run in (one, other):
-        (run / "evaluations.jsonl").unlink()
-        (run / "samples.jsonl").unlink()
     names = {file.name for file in write_figures([one, other], tmp_path / "figures")}
     assert {f"block-{place}-training-satisfaction.{kind}" for place in (1, 2) for kind in ("pdf", "png")} <= names
     single = {file.name for file in write_figures([one], tmp_path / "single")}
@@ -144,8 +151,8 @@ def test_where_the_files_do_not_say_the_figures_of_the_base_decide(lost: str, tm
     assert blocks(a, b) == [["a", "b"]]
     change_evaluation(b, seed=8)
     assert blocks(a, b) == [["a"], ["b"]]
-    page = write_report([a, b], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Their files do not show that they had the same base model, constraint and evaluated contexts." in page
+    made = write_report([a, b], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Their files do not show that they had the same base model, constraint and evaluated contexts." in made
     (b / "evaluation.json").unlink()
     assert blocks(a, b) == [["a"], ["b"]]
 
@@ -156,8 +163,8 @@ def test_a_constraint_that_was_changed_under_its_name_is_noticed_by_the_base(tmp
     assert blocks(a, b) == [["a", "b"]]
     change_evaluation(b, base=0.8)
     assert blocks(a, b) == [["a"], ["b"]]
-    page = write_report([a, b], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "They differ in constraint, or what it calls." in page
+    made = write_report([a, b], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "They differ in constraint, or what it calls." in made
     for run in (a, b):
         change_evaluation(run, contexts=9)
     assert blocks(a, b) == [["a", "b"]], "on so few contexts an interval says nothing"
@@ -175,8 +182,8 @@ def test_runs_of_several_tasks_are_one_report(tmp_path: Path) -> None:
     tasks = ("code-pep8", "translation-numbers")
     runs = [run_folder(tmp_path / task, task=task, epochs=3) for task in tasks]
     assert [study.task for study in read_studies(runs)] == list(tasks)
-    page = write_report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "They differ in task." in page and "<h1>runs</h1>" in page
+    made = write_report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "They differ in task." in made and "<h1>runs</h1>" in made
 
 
 # The base that was measured more than once.
@@ -204,9 +211,9 @@ def test_each_run_keeps_the_base_that_it_was_measured_with(seeds: list[Path]) ->
     del content["changes"]
     write_json(seeds[1] / "evaluation.json", content)
     assert read_study(seeds).change("dpg", "satisfaction").mean == pytest.approx(0.61 - 0.4, abs=1e-3)  # type: ignore[union-attr]
-    page = write_report(seeds, seeds[0] / "report.html")
-    assert cards(page) == [("cdpg", "0.380", "0.660"), ("dpg", "0.400", "0.610")]
-    assert "these runs were not evaluated alike (seed differ)" in page.read_text(encoding="utf-8")
+    made = write_report(seeds, seeds[0] / "report.html")
+    assert cards(made) == [("cdpg", "0.380", "0.660"), ("dpg", "0.400", "0.610")]
+    assert "these runs were not evaluated alike, they differ in seed" in made.read_text(encoding="utf-8")
 
 
 def test_one_base_for_all_who_have_the_same_figures_of_it(seeds: list[Path], tmp_path: Path) -> None:
@@ -230,16 +237,16 @@ def test_nothing_of_one_run_is_said_of_all(seeds: list[Path]) -> None:
     names = {chart.name for chart in figures_of(study)}
     assert "frequency-compile-outcome" in names and "token-rank" in names, "shares compare"
     assert "frequency-pep8-code" not in names, "numbers of different numbers of outputs do not"
-    page = write_report(seeds, seeds[0] / "report.html").read_text(encoding="utf-8")
-    assert "This was made by" not in page and "Measured on 500" in page and "samples each" not in page
-    assert "samples a context, seed differ" in page
+    made = write_report(seeds, seeds[0] / "report.html").read_text(encoding="utf-8")
+    assert "This was made by" not in made and "Measured on 500" in made and "samples each" not in made
+    assert "they differ in samples a context, seed" in made
     assert "cdpg run of cdpg" in write_report(seeds[:1], seeds[0] / "one.html").read_text(encoding="utf-8")
 
 
 def test_runs_that_were_evaluated_on_other_contexts_along_the_way_have_no_level_in_common(seeds: list[Path]) -> None:
     def levels() -> dict[str, Any]:
-        charts = {chart.name: chart for chart in figures_of(read_study(seeds)) if chart.section == "training"}
-        return {name: (chart.draw.keywords["base"], chart.caption) for name, chart in charts.items()}  # type: ignore[attr-defined]
+        drawn = {chart.name: chart for chart in figures_of(read_study(seeds)) if chart.section == "training"}
+        return {name: (chart.draw.keywords["base"], chart.caption) for name, chart in drawn.items()}  # type: ignore[attr-defined]
 
     assert levels()["training-satisfaction"][0] == pytest.approx(0.38, abs=0.01)
     records = [json.loads(line) for line in (seeds[1] / "evaluations.jsonl").open()]

@@ -198,7 +198,7 @@ def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list
         whole.pop(key, None)
     if differing:
         called = ", ".join(_CONDITIONS[key] for key in differing)
-        notes.append(f"these runs were not evaluated alike ({called} differ): compare with care")
+        notes.append(f"these runs were not evaluated alike, they differ in {called}: compare with care")
     if len({number(record.get(TUNED_ON)) for record in evaluations}) > 1:
         whole[TUNED_ON] = None
     if "samples_per_context" in differing:

@@ -16,6 +16,7 @@ from cdpg.report.outcome_rules import (
     diversity_lost,
     farther,
     length_changed,
+    no_gain,
     too_dear,
     turned_away,
 )
@@ -49,22 +50,27 @@ def diagnose(study: Study) -> Diagnosis:
 def _of_model(study: Study, model: str) -> Iterator[Remark]:
     label, run = study.label_of(model), study.run_of(model)
     method = next(group.method for group in study.groups if model in group.models)
+    nothing = [] if run is None else list(learnt_nothing(label, _column(run, "coverage")))
+    yield from nothing
+    starved = any(isinstance(remark, Finding) for remark in nothing)
+    if not starved:  # which would explain it
+        satisfaction = study.beside_base(model, "satisfaction")
+        yield from no_gain(label, satisfaction.base, satisfaction.change)
     yield from _of_distance(study, model, method)
     for name, rule in (("length", length_changed), ("distinct_2", diversity_lost)):
         yield from rule(label, *ratio_to_ideal(study, model, name))
     if run is not None:
-        yield from _of_training(run, label)
+        yield from _of_training(run, label, starved)
         yield from turned_away(label, *_way(run))
 
 
-def _of_training(run: Run, label: str) -> Iterator[Remark]:
+def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
+    """How the training went; a run that had nothing to learn from is not told again by coverage and steps."""
     end = {key: at_end(_column(run, key)) for key in ("coverage", "satisfaction", "ess", "z_mean")}
     taken, skipped, nonfinite = (math.fsum(_column(run, key)) for key in ("steps", "steps_skipped", "steps_nonfinite"))
     steps = taken + skipped + nonfinite
     yield from unfinished(label, len(run.metrics), count(run.config.get("epochs")))
-    nothing = list(learnt_nothing(label, _column(run, "coverage")))
-    yield from nothing
-    if not any(isinstance(remark, Finding) for remark in nothing):  # which says it all
+    if not starved:
         yield from low_coverage(label, end["coverage"], end["z_mean"], count(run.config.get("num_generations")))
         yield from skipped_steps(label, steps, skipped)
     yield from uneven_weights(label, run.method, end["ess"], end["satisfaction"], end["coverage"])

@@ -23,6 +23,7 @@ SHORTER, LONGER = 0.6, 1.6
 LESS_DIVERSE = 0.85
 """Distinct-2 over that of the ideal model, or of the base."""
 
+GAIN = Topic("satisfaction, base → tuned", "no rise, or one whose interval holds 0")
 IDEAL = Topic("pooled KL(p, π), base → tuned", f"a rise with its interval above 0, or of more than {FARTHER:.0%}")
 SPENT = Topic(
     "KL(π, a) for what was gained",
@@ -32,6 +33,26 @@ ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, inte
 LENGTH = Topic("length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}")
 DIVERSITY = Topic("Distinct-2, as a ratio", f"below {LESS_DIVERSE}")
 NO_EVALUATION = "base and tuned model were not evaluated together"
+
+
+def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Iterator[Remark]:
+    """The tuned model does not satisfy more often than the base, or not by more than chance."""
+    if before is None or gain is None:
+        yield Unjudged(label, GAIN, NO_EVALUATION)
+        return
+    figures = f"{before.mean:.3f} → {before.mean + gain.mean:.3f}"
+    least = gain.mean if gain.low is None else gain.low
+    if least > 0:
+        yield Unremarkable(label, GAIN, figures)
+        return
+    ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}], paired by context"
+    text = f"{figures}: {gain.mean:+.3f}{ends}.".replace("-", "−")
+    if gain.high is not None and gain.high < 0:
+        advice = "Lower learning_rate, or take more samples a step (num_generations, contexts_per_epoch)."
+        yield Finding("problem", label, "Satisfies less often than the base", text, advice, DISTANCE)
+    else:
+        advice = "Tune for more epochs, or evaluate on more contexts, or with more evaluation_samples, to see it."
+        yield Finding("warning", label, "No gain in satisfaction that chance does not explain", text, advice)
 
 
 def farther(

@@ -11,6 +11,7 @@ from typing import Literal
 
 from cdpg.report.remarks import NOTHING_LEARNT, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import mean
+from cdpg.starvation import LEAST_COVERAGE
 from cdpg.wording import term
 
 END_SHARE = 0.1
@@ -20,8 +21,8 @@ EMPTY_SHARE = 0.8
 coverage is below ``NO_COVERAGE``; unless coverage was no longer low at its end."""
 LOW_COVERAGE = 0.5
 """Fewer covered contexts than this at the end of a run: much of the sampling teaches nothing."""
-NO_COVERAGE = 0.1
-"""Fewer than this: there is next to nothing to learn from."""
+NO_COVERAGE = LEAST_COVERAGE
+"""Fewer than this: there is next to nothing to learn from; the share at which a run warns, too."""
 FEW_EFFECTIVE = 0.35
 """Effective sample size over the number of satisfying samples; below this the weights are uneven."""
 DEGENERATE = 0.15
