@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -47,10 +48,16 @@ def test_the_tasks_are_those_of_the_paper() -> None:
         assert getattr(constraints, task.constraint.partition(":")[2])
 
 
+@functools.cache
+def contexts_of(name: str) -> Inputs:
+    """What a task comes with."""
+    return job_of(name).load(ignore)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_fills_in_everything(name: str) -> None:
     job = job_of(name)
-    inputs = job.load(ignore)
+    inputs = contexts_of(name)
     assert job.model in ("t5-tiny", "code-tiny")
     assert len(inputs.tuning) >= 1000
     assert len(inputs.held_out) >= 150
@@ -79,7 +86,7 @@ def test_what_is_given_goes_before_the_preset() -> None:
 
 
 def test_prompts_have_the_prefix_and_columns_of_the_task() -> None:
-    context = job_of("translation-numbers").load(ignore).tuning[0]
+    context = contexts_of("translation-numbers").tuning[0]
     assert context.prompt == "translate English to French: " + context.columns["source"]
     assert context.columns["reference"]
     signature = job_of("code-compilability", prompt_prefix="import os\n\n\n").load(ignore).tuning[0]
@@ -350,6 +357,13 @@ def short(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
     return [len(text) < 40 for text in completions]
 
 
+def write_sentences(file: Path, count: int) -> Path:
+    """Contexts for the translation task, so that its own need not be made."""
+    rows = [f"translate two dogs and the {number} cats,deux chiens et les {number} chats" for number in range(count)]
+    file.write_text("\n".join(["source,reference", *rows]), encoding="utf-8")
+    return file
+
+
 COMPARE = [
     "compare", "translation-numbers", "--epochs", "2", "--methods", "cdpg, reinforce", "--seeds", "2",
     "--constraint", "test_tasks:short",
@@ -363,7 +377,8 @@ COMPARE = [
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compare")
     model = save(folder / "t5", "t5")
-    arguments = [*COMPARE, str(folder / "out"), "--model", str(model)]
+    sentences = write_sentences(folder / "sentences.csv", 80)
+    arguments = [*COMPARE, str(folder / "out"), "--model", str(model), "--contexts", str(sentences)]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "report:" in result.output
@@ -450,7 +465,7 @@ def test_any_model_is_evaluated_beside_its_base(comparison: Path, tmp_path: Path
     assert result.exit_code == 0, result.output
     found = json.loads(output.read_text())
     assert set(found) >= {"base", "tuned", "changes"}
-    assert found["contexts"] == 300
+    assert found["contexts"] == 8, "all that are held out"
     assert found["versions"] == versions()
 
 
@@ -465,7 +480,8 @@ def test_only_the_main_process_writes_and_prints(
     monkeypatch.chdir(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in comparison.rglob("*")}
     evaluate = ["evaluate", str(comparison / RUNS[0])]
-    compare = [*COMPARE, str(comparison), "--model", str(comparison.parent / "t5"), "--resume"]
+    given = ["--model", str(comparison.parent / "t5"), "--contexts", str(comparison.parent / "sentences.csv")]
+    compare = [*COMPARE, str(comparison), *given, "--resume"]
     for arguments in (evaluate, [*evaluate, "--output", "figures.json"], compare):
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert (result.exit_code, result.output) == (0, ""), arguments
@@ -523,7 +539,8 @@ def test_a_model_with_other_tokens_than_the_base_is_refused_before_anything_is_s
     monkeypatch.setattr("cdpg.heldout.HeldOut.evaluate", look)
     base, model = save(tmp_path / "base", "t5"), make(tmp_path / "model")
     settings = ["--set", "device=cpu", "--set", "check_workers=0", "--set", "max_completion_length=6"]
-    named = ["--task", "translation-numbers", "--base", str(base), *settings]
+    sentences = write_sentences(tmp_path / "sentences.csv", 3)
+    named = ["--task", "translation-numbers", "--base", str(base), "--contexts", str(sentences), *settings]
     result = CliRunner().invoke(app, ["evaluate", str(model), *named])
     assert isinstance(result.exception, UserError), result.output
     for part in (str(model), str(base), difference, "--base"):
@@ -547,7 +564,8 @@ def test_a_run_is_evaluated_on_another_task_by_that_task_s_constraint(
 
 def test_a_run_is_sampled_with_its_prefix(comparison: Path) -> None:
     def sampled(context: str) -> str:
-        return CliRunner().invoke(app, ["sample", str(comparison / RUNS[0]), "--context", context]).output
+        words = ["sample", str(comparison / RUNS[0]), "--context", context, "--seed", "1"]
+        return CliRunner().invoke(app, words).output
 
     assert sampled("two dogs").count("log-probability") == 4
     assert sampled("two dogs") == sampled("translate English to French: two dogs") != sampled("one dog")

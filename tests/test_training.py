@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from transformers.integrations import TensorBoardCallback
 
 import distributed_run
 import tiny
+import warm
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import RunError, UserError
@@ -80,10 +80,12 @@ def weights(trainer: CDPGTrainer) -> Tensor:
 
 
 def test_cdpg_converges_to_the_ideal_model(tmp_path: Path) -> None:
-    trainer = tabular_trainer(tmp_path, epochs=700, num_generations=128, learning_rate=0.06, save_every=1000)
+    trainer = tabular_trainer(
+        tmp_path, epochs=240, num_generations=128, learning_rate=0.15, decay_epochs=130, save_every=1000
+    )
     before, _, satisfaction = exact(trainer)
-    assert before > 0.1
-    assert satisfaction < 0.8
+    assert before > 1.0
+    assert satisfaction < 0.4
     trainer.train()
     kl, _, satisfaction = exact(trainer)
     assert kl < 0.01
@@ -91,7 +93,7 @@ def test_cdpg_converges_to_the_ideal_model(tmp_path: Path) -> None:
 
 
 def test_reinforce_reaches_satisfaction_at_the_price_of_the_rest(tmp_path: Path) -> None:
-    trainer = tabular_trainer(tmp_path, epochs=400, num_generations=64, method="reinforce", save_every=1000)
+    trainer = tabular_trainer(tmp_path, epochs=100, learning_rate=0.1, num_generations=64, method="reinforce")
     trainer.train()
     kl, to_base, satisfaction = exact(trainer)
     assert satisfaction > 0.98
@@ -100,7 +102,7 @@ def test_reinforce_reaches_satisfaction_at_the_price_of_the_rest(tmp_path: Path)
 
 
 def test_ziegler_raises_the_reward_and_stays_near_the_base(tmp_path: Path) -> None:
-    trainer = tabular_trainer(tmp_path, epochs=100, num_generations=64, method="ziegler", save_every=1000)
+    trainer = tabular_trainer(tmp_path, epochs=60, num_generations=64, method="ziegler", save_every=1000)
     _, _, before = exact(trainer)
     trainer.train()
     _, to_base, after = exact(trainer)
@@ -163,50 +165,44 @@ def test_tokens_per_pass_does_not_change_the_result(tmp_path: Path, method: str,
         assert torch.allclose(other, results[0], atol=1e-9)
 
 
-def test_a_ragged_last_batch_weighs_its_samples_like_the_others(tmp_path: Path) -> None:
-    """With plain SGD and a rate near 0, small batches add up to the whole gradient."""
-    moved = []
-    for batch_size in (24, 7):
-        trainer = tabular_trainer(tmp_path / str(batch_size), epochs=1, batch_size=batch_size)
-        start = weights(trainer)
-        optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1e-7)
-        object.__setattr__(trainer._updater, "optimizer", optimizer)
-        object.__setattr__(trainer._updater, "config", trainer.args.replace(learning_rate=1e-7))
-        (tmp_path / str(batch_size)).mkdir()
-        trainer._begin(None, _Quiet(), GentleStop())
-        trainer._epoch(1)
-        moved.append((weights(trainer) - start) * batch_size / 24)
-    assert torch.allclose(moved[0] / 1e-7, moved[1] / 1e-7, rtol=1e-4, atol=1e-6)
+class KilledAfter3(TrainerCallback):
+    """Ends a run that has saved its second epoch and not yet its third."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.epoch == 3:
+            raise RuntimeError("killed")
 
 
-@pytest.mark.parametrize("method", ["cdpg", "dpg", "reinforce", "ziegler"])
-@pytest.mark.parametrize("kind", ["tabular", "llama", "t5"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("tabular", method) for method in ("cdpg", "dpg", "reinforce", "ziegler")),
+        *((kind, method) for kind in ("llama", "t5") for method in ("cdpg", "ziegler")),
+        *(
+            pytest.param(kind, method, marks=pytest.mark.exhaustive)
+            for kind in ("llama", "t5")
+            for method in ("dpg", "reinforce")
+        ),
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, method: str, kind: str) -> None:
-    def make(folder: str) -> CDPGTrainer:
-        changes: dict[str, Any] = {"method": method, "epochs": 6, "batch_size": 10, "warmup_epochs": 2}
+    def make(folder: str, *callbacks: TrainerCallback) -> CDPGTrainer:
+        changes: dict[str, Any] = {"method": method, "batch_size": 10, "warmup_epochs": 2}
         if kind == "tabular":
-            return tabular_trainer(tmp_path / folder, **changes)
-        changes |= {"max_completion_length": 6, "learning_rate": 1e-3}
+            model, constraint, data, tokenizer = tabular(4), has_a, CONTEXTS, None
+        else:
+            changes |= {"max_completion_length": 6, "learning_rate": 1e-3}
+            model, constraint, data, tokenizer = tiny.make_model(kind), even, PROMPTS, tiny.tokenizer_for(kind)
         return CDPGTrainer(
-            tiny.make_model(kind),
-            even,
-            settings(tmp_path / folder, **changes),
-            train_dataset=PROMPTS,
-            processing_class=tiny.tokenizer_for(kind),
-        )
+            model, constraint, settings(tmp_path / folder, **changes), train_dataset=data, processing_class=tokenizer,
+            callbacks=callbacks,
+        )  # fmt: skip
 
     whole = make("whole")
     whole.train()
-
-    class StopAfter3(TrainerCallback):
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.epoch == 5:
-                raise RuntimeError("killed")
-
-    interrupted = make("part")
-    interrupted._callbacks._callbacks = (StopAfter3(),)
     with pytest.raises(RuntimeError, match="killed"):
-        interrupted.train()
+        make("part", KilledAfter3()).train()
+    assert [path.name for path in (tmp_path / "part" / "checkpoints").iterdir()] == ["epoch-000002"]
     resumed = make("part")
     resumed.train(resume_from_checkpoint=True)
     assert torch.equal(weights(resumed), weights(whole))
@@ -342,7 +338,8 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
 
     The second process often has no satisfying sample, and of a single context the first one has no part.
     """
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
+    (tmp_path / "launch.py").write_text("from accelerate.commands.launch import main\n\nmain()\n", encoding="utf-8")
+    launch = [warm.python(), str(tmp_path / "launch.py"), "--multi_gpu", "--num_machines", "1"]
     launch += ["--num_processes", "2", "--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["--num_cpu_threads_per_process", "1", "--main_process_port", "0"]
     script = Path(__file__).parent / "distributed_run.py"
@@ -579,7 +576,6 @@ class Stops(TrainerCallback):
 def test_a_run_that_a_callback_has_stopped_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
     trainer = CDPGTrainer(tabular(4), has_a, settings(tmp_path), CONTEXTS, callbacks=[Stops])
     assert trainer.train()["epoch"] == 1
-    trainer._callbacks._callbacks = []
     assert trainer.train(resume_from_checkpoint=True)["epoch"] == 4
 
 

@@ -106,9 +106,10 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 def client(address: str, interpreter: str, words: list[str]) -> None:
     """What ``python()`` does; it ends as the fork ends."""
-    if words[:2] != _MODULE and not (words and words[0].endswith(".py")):
+    called = words[1:] if words[:1] == ["-u"] else words  # unbuffered, as torch's launcher wants it: no matter here
+    if called[:2] != _MODULE and not (called and called[0].endswith(".py")):
         os.execv(interpreter, [interpreter, *words])
-    process = fork(address, words, [0, 1, 2])
+    process = fork(address, called, [0, 1, 2])
 
     def forward(number: int, frame: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -203,6 +204,7 @@ def warm_up() -> None:
     from pathlib import Path
 
     import torch
+    from accelerate.state import AcceleratorState, GradientState
 
     import cdpg.cli
     import tiny
@@ -222,6 +224,8 @@ def warm_up() -> None:
         CDPGTrainer(tabular(4), lambda prompts, completions: [1.0] * len(prompts), config, data, data).train()
         write_report([Path(folder)], Path(folder) / "report.html")
     torch.set_rng_state(state)
+    AcceleratorState._reset_state(reset_partial_state=True)  # a fork may be one of several processes
+    GradientState._reset_state()
 
 
 def become(request: Request, program: str) -> None:
