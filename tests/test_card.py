@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.card import card, hub_name, write_card
-from cdpg.models.generation import saveable_generation
+from cdpg.card import base_on_hub, card, write_card
 from cdpg.runlog import RunFolder, read_json, write_json
 
 PROMPTS = [{"prompt": text} for text in ("two dogs", "the quick brown fox", "a")]
@@ -37,37 +35,66 @@ def make_trainer(folder: Path, family: str = "llama", **changes: Any) -> CDPGTra
     return CDPGTrainer(str(model), even, config, PROMPTS, PROMPTS, command="cdpg run short.yaml --epochs 2")
 
 
+def quick(folder: Path, model: Any, **changes: Any) -> CDPGTrainer:
+    """A trainer of a loaded model, for one epoch."""
+    settings = {"epochs": 1, "contexts_per_epoch": 2, "num_generations": 4, "max_completion_length": 5}
+    config = CDPGConfig(output_dir=str(folder / "run"), device="cpu", check_workers=0, **settings, **changes)  # type: ignore[arg-type]
+    return CDPGTrainer(model, even, config, PROMPTS, processing_class=tiny.tokenizer_for("llama"))
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "told"),
+    [
+        ("trained", torch.float32, "are bfloat16, and the tuned ones are saved as float32"),
+        ("original", torch.bfloat16, None),
+    ],
+)
 @pytest.mark.parametrize("adapters", [False, True])
-def test_generation_settings_that_cannot_be_saved_are_left_out_and_told(
-    tmp_path: Path, adapters: bool, capsys: pytest.CaptureFixture[str]
+def test_the_type_of_the_weights_is_said_or_kept(
+    tmp_path: Path, given: str, saved: torch.dtype, told: str | None, adapters: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Transformers loads settings that contradict each other, and will not save them."""
+    """Nothing is computed in bfloat16 here, which some processors cannot."""
     peft = pytest.importorskip("peft") if adapters else None
-    model = tiny.make_model("llama")
-    model.generation_config.update(temperature=0.6, top_p=0.9, length_penalty=2.0, max_new_tokens=7)
-    given = copy.deepcopy(model.generation_config)
+    tiny.tokenizer_for("llama").save_pretrained(tmp_path / "base")
+    tiny.make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "base")
     config = CDPGConfig(
         output_dir=str(tmp_path / "run"), epochs=1, contexts_per_epoch=2, num_generations=4, max_completion_length=5,
-        device="cpu", check_workers=0,
+        device="cpu", check_workers=0, save_dtype=given, learning_rate=1e-2, warmup_epochs=0,
     )  # fmt: skip
-    CDPGTrainer(
-        model, even, config, PROMPTS, processing_class=tiny.tokenizer_for("llama"),
+    trainer = CDPGTrainer(
+        str(tmp_path / "base"), even, config, PROMPTS,
         peft_config=peft and peft.LoraConfig(r=2, target_modules=["q_proj"]),
-    ).train()  # fmt: skip
-    told = " ".join(capsys.readouterr().err.split())
-    assert told.count("the model's others: length_penalty = 2.0, temperature = 0.6, top_p = 0.9") == 1
-    saved = GenerationConfig.from_pretrained(tmp_path / "run" / "model")
-    assert (saved.max_new_tokens, saved.eos_token_id, saved.temperature) == (7, tiny.EOS, None)
-    assert model.generation_config == given
+    )  # fmt: skip
+    trainer.train()
+    folder = trainer.folder.model
+    weights = load_file(folder / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {saved}
+    assert read_json(folder / "config.json")["dtype"] == str(saved).removeprefix("torch.")
+    assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters()), "training goes on in it"
+    if not adapters:
+        for name, tensor in weights.items():
+            assert torch.equal(tensor, trainer.model.state_dict()[name].to(saved)), name
+    else:
+        kept = load_file(folder / "adapter" / "adapter_model.safetensors")
+        assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    said = " ".join(capsys.readouterr().err.split())
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    if told:
+        assert f"the model's weights {told}, in which they are trained; save_dtype: original rounds" in said
+        assert "The base's weights are `bfloat16`; these are saved as `float32`" in text
+    else:
+        assert "save_dtype" not in said
+        assert "saved in the base's type, `bfloat16`; the figures are of the weights before rounding" in text
 
 
-def test_settings_that_go_together_are_kept() -> None:
-    given = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, length_penalty=2.0, eos_token_id=[1, 2])
-    model = types.SimpleNamespace(generation_config=given)
-    with saveable_generation(model):
-        kept = model.generation_config.to_diff_dict()
-    assert {**kept, "length_penalty": 2.0} == given.to_diff_dict()
-    assert model.generation_config is given
+def test_a_loaded_model_has_the_type_that_it_was_given_in(tmp_path: Path) -> None:
+    trainer = quick(tmp_path, tiny.make_model("llama").to(torch.float16), save_dtype="original")
+    trainer.train()
+    assert {t.dtype for t in load_file(trainer.folder.model / "model.safetensors").values()} == {torch.float16}
+    plain = quick(tmp_path / "plain", tiny.make_model("llama"))
+    plain.train()
+    text = (plain.folder.model / "README.md").read_text(encoding="utf-8")
+    assert "weights are" not in text and "base_model" not in text
 
 
 def test_an_evaluation_before_any_training_is_written(tmp_path: Path) -> None:
@@ -98,7 +125,7 @@ def test_the_model_loads_with_plain_transformers_and_has_its_card(tmp_path: Path
 
     text = (folder.model / "README.md").read_text(encoding="utf-8")
     facts = front_matter(text)
-    assert facts["base_model"] == family
+    assert "base_model" not in facts and "base_model_relation" not in facts  # which was a folder
     assert facts["library_name"] == "transformers"
     assert {"cdpg", "controlled-generation"} <= set(facts["tags"])
     assert facts.get("pipeline_tag") == ("text-generation" if family == "llama" else None)
@@ -146,7 +173,7 @@ def test_a_card_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     (elsewhere / "README.md").write_text("mine")
     trainer.save_model(elsewhere)
     assert (elsewhere / "README.md").read_text() == "mine"
-    assert "base_model" in (trainer.save_model(tmp_path / "third") / "README.md").read_text(encoding="utf-8")
+    assert "library_name" in (trainer.save_model(tmp_path / "third") / "README.md").read_text(encoding="utf-8")
 
 
 HOSTILE = "```\n---\n# owned\x1b[2J | `x` | <script>\u202e"
@@ -161,7 +188,7 @@ def test_text_from_outside_stays_text() -> None:
     text = card(settings, evaluation, SPENT, {"is_encoder_decoder": False})
     assert not any(character in text for character in "\x1b\u202e")
     facts = front_matter(text)
-    assert set(facts) == {"base_model", "base_model_relation", "library_name", "tags", "pipeline_tag"}
+    assert set(facts) == {"library_name", "tags", "pipeline_tag"}
     lines = text.split("---\n", 2)[2].splitlines()
     assert not any(line.startswith(("# owned", "---")) for line in lines)
     assert [line for line in lines if line.startswith("# ")] == [lines[1]]
@@ -172,26 +199,42 @@ def test_text_from_outside_stays_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "known"),
     [
-        ("t5-small", "t5-small"),
-        ("EleutherAI/gpt-neo-125M", "EleutherAI/gpt-neo-125M"),
-        ("/home/me/models/my model", "my-model"),
-        ("../x", "x"),
-        ("..", "local-model"),
-        ("", "local-model"),
-        ("a/b/c", "c"),
-        ("x\nlicense: mit", "x-license-mit"),
+        ("t5-small", True),
+        ("EleutherAI/gpt-neo-125M", True),
+        ("/home/me/models/my model", False),
+        ("../x", False),
+        ("", False),
+        ("a/b/c", False),
+        ("code-tiny", False),
+        ("x\nlicense: mit", False),
     ],
 )
-def test_the_base_is_named_as_the_hub_takes_it(name: str, shown: str) -> None:
-    assert hub_name(name) == shown
+def test_only_a_name_on_the_hub_is_a_base_there(name: str, known: bool) -> None:
+    recorded = {"origin": {"sampling": {"hub_id": name}}}
+    assert base_on_hub("x", recorded) == (name if known or name == "code-tiny" else None)
+    assert base_on_hub(name, {"origin": {"sampling": {"hub_id": None}}}) is None
+    assert base_on_hub(name, {}) == (name if known else None), "of a run that did not record it"
 
 
 def test_a_folder_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "me" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert hub_name("me/model") == "model"
+    assert base_on_hub("me/model", {}) is None
+
+
+def test_a_model_from_the_hub_has_its_base_on_the_card(tmp_path: Path) -> None:
+    """From the hub's cache, as offline."""
+    commit = "1" * 40
+    cached = tmp_path / "cache" / "models--me--tiny"
+    tiny.save(cached / "snapshots" / commit, "llama")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    trainer = quick(tmp_path, AutoModelForCausalLM.from_pretrained("me/tiny", cache_dir=tmp_path / "cache"))
+    trainer.train()
+    facts = front_matter((trainer.folder.model / "README.md").read_text(encoding="utf-8"))
+    assert (facts["base_model"], facts["base_model_relation"]) == ("me/tiny", "finetune")
 
 
 def test_a_model_that_is_no_runs_gets_no_card(tmp_path: Path) -> None:
@@ -202,5 +245,5 @@ def test_a_model_that_is_no_runs_gets_no_card(tmp_path: Path) -> None:
 def test_strange_files_make_a_card_nevertheless() -> None:
     for evaluation in ({"tuned": 3}, {"tuned": {"satisfaction": "x"}}, {"confidence": "y", "tuned": {"length": None}}):
         text = card({"origin": 5, "constraint": "a:b"}, json.loads(json.dumps(evaluation)), SPENT, [])
-        assert front_matter(text)["base_model"] == "unknown"
+        assert "base_model" not in front_matter(text)
         assert "1,234" in text

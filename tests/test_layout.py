@@ -30,7 +30,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("rollout", "optimization"),
     ("monitoring", "heldout"),
-    ("callbacks", "checkpoints", "progress", "provenance", "runlog"),
+    ("callbacks", "checkpoints", "progress", "provenance", "runlog", "usage"),
     ("failures", "inspection", "snapshot", "card", "hub", "overwriting"),
     ("journal",),
     ("trainer",),

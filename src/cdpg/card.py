@@ -7,7 +7,7 @@ steer a reader's terminal or end the code.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.unseen import contexts_in_words, warning
+from cdpg.models.names import EMBEDDED
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json
+from cdpg.usage import is_hub_id, program, settings_in_words
 
 FILE = "README.md"
-_HUB_ID = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"
 _METHODS = {
     "cdpg": "conditional distributional policy gradients",
     "dpg": "distributional policy gradients with one constant for all contexts",
@@ -84,9 +85,9 @@ def card(
 def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
     """What the hub reads. In ASCII, so that nothing in a name can end it or pass for a key."""
     tags = ["cdpg", "controlled-generation", str(settings.get("method", "cdpg")), settings.get("task")]
+    known = base_on_hub(base, settings)
     facts: dict[str, Any] = {
-        "base_model": hub_name(base),
-        "base_model_relation": "finetune",
+        **({"base_model": known, "base_model_relation": "finetune"} if known else {}),
         "library_name": "cdpg" if kind is None else "transformers",
         "tags": list(dict.fromkeys(plain_text(str(tag), limit=60) for tag in tags if tag)),
     }
@@ -95,12 +96,14 @@ def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
     return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=False)}---"
 
 
-def hub_name(model: str) -> str:
-    """A hub id as it is; of a folder its last part, as the hub takes no paths."""
-    if re.fullmatch(_HUB_ID, model, re.ASCII) and not Path(model).is_dir():
-        return model
-    name = re.sub(r"[^\w.-]+", "-", Path(model).name, flags=re.ASCII).strip("-.")[:96]
-    return name or "local-model"
+def base_on_hub(base: str, settings: Mapping[str, Any]) -> str | None:
+    """The base's name on the hub, which takes no other there; None where it came from a folder or a program."""
+    sampling = mapping(mapping(settings.get("origin")).get("sampling"))
+    if "hub_id" in sampling:
+        known = sampling["hub_id"]
+        return known if isinstance(known, str) and is_hub_id(known) else None
+    embedded = (EMBEDDED / base).is_dir()  # of a run that did not record it
+    return base if is_hub_id(base) and base != "unknown" and not embedded else None
 
 
 def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float]) -> str:
@@ -164,21 +167,51 @@ def _interval(metric: str, value: Any) -> str:
 
 
 def _use(kind: Any, settings: Mapping[str, Any]) -> str:
+    """How to sample the model as the figures were made, in Python that stands by itself."""
     if kind is None:
         return ""
-    auto = "AutoModelForSeq2SeqLM" if mapping(kind).get("is_encoder_decoder") else "AutoModelForCausalLM"
-    length = settings.get("max_completion_length")
-    limit = length if isinstance(length, int) else 128
-    return (
-        "## Use\n\n```python\n"
-        f"from transformers import {auto}, AutoTokenizer\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("...")  # this folder\n'
-        f'model = {auto}.from_pretrained("...")\n'
-        'inputs = tokenizer("...", return_tensors="pt")\n'
-        f"outputs = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens={limit})\n```\n\n"
-        "It was tuned with pure ancestral sampling (temperature 1, no top-k, no top-p); the figures hold for the "
-        "decoding they name."
+    sampling = mapping(mapping(settings.get("origin")).get("sampling"))
+    if not sampling:  # a run from before it was recorded
+        sampling = {"seq2seq": bool(mapping(kind).get("is_encoder_decoder"))}
+    return "\n\n".join(["## Use", _fenced(program(sampling, settings), "python"), *_on_use(sampling, settings)])
+
+
+def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    """What to know of the program, a paragraph each."""
+    yield (
+        "This draws as the figures were made: from all of the model's distribution, which is what was tuned. The "
+        "folder's `generation_config.json` says the same."
     )
+    own = mapping(sampling.get("generation_settings"))
+    if own:
+        yield (
+            f"The base came with other generation settings, which are not kept: {_code(settings_in_words(own))}. Pass "
+            "them to `generate` to have them back; the figures do not hold for them."
+        )
+    stop = mapping(sampling.get("stop"))
+    if stop and not stop.get("code"):
+        yield (
+            f"**Outputs were ended by a rule of the run's own, {_code(stop.get('name'))}, which the program above "
+            "lacks**: end them likewise, or the figures do not hold."
+        )
+    if mapping(settings.get("origin")).get("adapters"):
+        yield (
+            "The adapters that were trained are merged into the weights. `adapter/` holds them alone, to be put on the "
+            'base: `PeftModel.from_pretrained(base, name, subfolder="adapter")`.'
+        )
+    yield from _on_weights(mapping(sampling.get("weights")))
+
+
+def _on_weights(weights: Mapping[str, Any]) -> Iterator[str]:
+    """What became of the type of the weights, where it is not what it was all along."""
+    original, saved = weights.get("original"), weights.get("saved")
+    if original and original != saved:
+        yield f"The base's weights are {_code(original)}; these are saved as {_code(saved)}, as they were trained."
+    elif original and original not in ("float32", "float64"):
+        yield (
+            f"The weights were trained in float32 and are saved in the base's type, {_code(saved)}; the figures are of "
+            "the weights before rounding."
+        )
 
 
 def _repetition(origin: Mapping[str, Any]) -> str:
@@ -231,9 +264,13 @@ def _code(value: Any) -> str:
 
 def _block(text: str) -> str:
     """Foreign text as a block of code."""
-    shown = plain_text(text, limit=4000)
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown)), default=0))
-    return f"{fence}\n{shown}\n{fence}"
+    return _fenced(plain_text(text, limit=4000))
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """A block of code, whose fence is longer than any in it."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _count(value: Any) -> str:

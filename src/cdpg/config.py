@@ -136,6 +136,10 @@ class CDPGConfig:
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints stay."""
+    save_dtype: Literal["trained", "original"] = "trained"
+    """Type of the weights in ``model/``: the one they are trained in (float32, or float64 under ``dtype: float64``), or
+    the one the model came in, such as bfloat16, to which they are then rounded. Figures are of the weights before
+    rounding; adapters, in ``model/adapter``, are not rounded."""
     evaluate_every: int | None = None
     """Epochs between evaluations along the run, the first being of the base; by default a tenth of the run, as it was
     begun if it is made longer. 0 leaves out all of them, and the curves of the report with them."""

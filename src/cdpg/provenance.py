@@ -36,7 +36,7 @@ _FREE = frozenset(
         "log_samples",
         "report_to",
     }
-    | {"trust_remote_code", "warmup_epochs", "decay_epochs"}
+    | {"save_dtype", "trust_remote_code", "warmup_epochs", "decay_epochs"}
     | {"evaluate_at_end", "check_workers", "check_failures"}
 )
 """Settings that a resumed run may change without changing what it computes; learning rates are compared as they are."""
@@ -58,8 +58,9 @@ def origin(
     stop: str | None,
     processes: int,
     command: str | None,
+    sampling: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All that a configuration does not say and a repetition needs."""
+    """All that a configuration does not say and a repetition needs; ``sampling`` is for those who use the model."""
     return {
         "command": command,
         "model": model,
@@ -74,6 +75,7 @@ def origin(
         "held_out": {"count": len(held_out), "sha256": fingerprint(held_out)},
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        "sampling": dict(sampling),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdpg import card, memory, provenance, schedule
+from cdpg import card, memory, provenance, schedule, usage
 from cdpg.callbacks import Callbacks
 from cdpg.chats import as_chats, notices_on_prompts
 from cdpg.checkpoints import Checkpoint, find_checkpoint, kept_epochs
@@ -30,9 +30,7 @@ from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
 from cdpg.journal import Journal
 from cdpg.models.base import LanguageModel
-from cdpg.models.generation import generation_notices
 from cdpg.models.loading import load_policy_and_base
-from cdpg.models.transformer import inner_model
 from cdpg.monitoring import metrics_record, sample_records
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
@@ -222,7 +220,7 @@ class CDPGTrainer:
         return push_folder(self.save_model(), repo_id, **options)
 
     def _write_model(self, path: Path) -> None:
-        self.policy.save(path)
+        self.policy.save(path, self.args)
         if not (path / card.FILE).exists():  # one that is there was written by the user
             card.write_card(path, self.folder)
 
@@ -238,6 +236,7 @@ class CDPGTrainer:
             None if stop is None else type(stop).__name__,
             self.processes.count,
             command,
+            usage.facts(self.policy, self.args, self.contexts, stop),
         )
 
     def _epoch(self, number: int, tell: Callable[[str], None] = unheard) -> dict[str, Any]:
@@ -359,7 +358,7 @@ class CDPGTrainer:
             # Not to be overwritten by whoever repeats it from this file.
             settings = self.args.replace(overwrite_output_dir=False).to_mapping()
             write_yaml(self.folder.config, {**self._inputs, **settings, "origin": self._origin})
-        for notice in generation_notices(inner_model(self.model)):
+        for notice in usage.notices(self._origin["sampling"]):
             progress.note(notice)
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cdpg.config import CDPGConfig
 from cdpg.contexts import Context
 
 Prompt = tuple[int, ...]
@@ -101,8 +102,8 @@ class LanguageModel(ABC):
         """log π of given completions, token by token; each prompt is encoded once."""
 
     @abstractmethod
-    def save(self, path: Path) -> None:
-        """Write the model to a folder."""
+    def save(self, path: Path, config: CDPGConfig) -> None:
+        """Write the model, tuned under these settings, to a folder."""
 
     @property
     def tokenizer(self) -> Any:

@@ -125,7 +125,11 @@ def _load(
     original = None
     with _memory(peft_config), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere
-        module = _load_weights(model, config, dtype) if isinstance(model, str) else _cast(model, dtype)
+        if isinstance(model, str):
+            module, came_in = _load_weights(model, config, dtype)
+        else:
+            came_in = getattr(inner_model(model), "dtype", None)
+            module = _cast(model, dtype)
         _refuse_unwrapped(module)
         if peft_config is not None:
             module, original = _with_adapters(module, peft_config)
@@ -134,7 +138,9 @@ def _load(
     if tokenizer is None:
         tokenizer = _load_tokenizer(name, config)
     own_adapters = peft_config is not None and original is None
-    return wrap_model(module, tokenizer, config, own_adapters), original
+    wrapped = wrap_model(module, tokenizer, config, own_adapters)
+    wrapped.original_dtype = came_in
+    return wrapped, original
 
 
 def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig, own_adapters: bool = False) -> TransformerModel:
@@ -274,7 +280,8 @@ def check_precision(config: CDPGConfig, device: torch.device) -> None:
         )
 
 
-def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Module:
+def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> tuple[nn.Module, torch.dtype | None]:
+    """The model in ``dtype``, and the type of its weights as its configuration tells it."""
     require_model(name)
     try:
         if Path(name).is_dir():
@@ -293,7 +300,7 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> nn.Modul
         if memory.is_out_of_memory(error):
             raise
         raise UserError(f"cannot load the model {name!r}: {first_line(error)}{_where_looked(name)}") from error
-    return module
+    return module, getattr(settings, "dtype", None)
 
 
 def _refuse_pickles(folder: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from cdpg.config import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
@@ -67,7 +68,7 @@ class TabularModel(LanguageModel):
         log_probs = hidden.log_softmax(dim=-1).gather(2, rows.tokens[..., None] * mask[..., None])[..., 0]
         return TokenScores(log_probs=log_probs.where(mask, torch.zeros_like(log_probs)), hidden=hidden, mask=mask)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, config: CDPGConfig) -> None:
         path.mkdir(parents=True, exist_ok=True)
         save_file({"table": self.table.detach()}, path / "model.safetensors")
 

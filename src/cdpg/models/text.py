@@ -32,7 +32,7 @@ class Codec:
 
     def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
         """The prompts; a decoder-only model must fit ``max_length`` more tokens into the same window."""
-        room = None if self.window is None else self.window - (0 if self.seq2seq else max_length)
+        room = self.room(max_length)
         if room is not None and room < 1:
             raise UserError(
                 f"max_completion_length is {max_length}, but the model's window is {self.window} tokens, prompt "
@@ -41,6 +41,15 @@ class Codec:
         prompts = [self._fit(self._ids(context), room) for context in contexts]
         self._refuse_long(contexts, prompts, room, max_length)
         return prompts
+
+    def room(self, max_length: int) -> int | None:
+        """The tokens that a prompt may have; None where nothing limits them."""
+        return None if self.window is None else self.window - (0 if self.seq2seq else max_length)
+
+    @property
+    def closes_texts(self) -> bool:
+        """Whether the tokenizer adds an end token to every text, which a decoder-only model must not see."""
+        return not self.seq2seq and list(self.tokenizer("a").input_ids)[-1] in self.end_ids
 
     def differences(self, base: Codec, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
         """In what this reading and writing of tokens is not the base's, a clause each; ``contexts`` are tried on both.

@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cdpg.config import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.attention import SharedAttention
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
 from cdpg.models.cache import RowLayer, Shared, select_rows, take
-from cdpg.models.generation import saveable_generation
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.linear import packed_weights
+from cdpg.models.saving import plain_sampling, saved_as, saved_by
 from cdpg.models.text import Codec
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
@@ -65,6 +66,8 @@ class TransformerModel(LanguageModel):
 
     has_adapters: bool
     """Whether new adapters are all that is trained, and the base is the same model with them switched off."""
+    original_dtype: torch.dtype | None = None
+    """The type of the weights before they were loaded for training; None where that is not known."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
@@ -144,15 +147,25 @@ class TransformerModel(LanguageModel):
         log_probs = chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
         return TokenScores(log_probs=log_probs, hidden=hidden, mask=mask)
 
-    def save(self, path: Path) -> None:
-        """A plain Hugging Face folder; adapters are merged into the weights, and kept beside them as well."""
+    def save(self, path: Path, config: CDPGConfig) -> None:
+        """A plain Hugging Face folder; adapters are merged into the weights, and kept beside them as well.
+
+        It has the generation settings of plain sampling: what the model came with would draw from another distribution.
+        """
         module: Any = self.module
         if hasattr(module, "merge_and_unload"):
             module.save_pretrained(path / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
-        with saveable_generation(inner_model(module)):
+        inner = inner_model(module)
+        settings = plain_sampling(inner, self.tokenizer, self.end_ids, config.max_completion_length)
+        with saved_by(inner, settings), saved_as(inner, self.saved_dtype(config)):
             module.save_pretrained(path)
         self.codec.tokenizer.save_pretrained(path)
+
+    def saved_dtype(self, config: CDPGConfig) -> torch.dtype:
+        """The type that the weights are saved in: the one they are trained in, or on request the one they came in."""
+        trained: torch.dtype = self.inner.dtype
+        return self.original_dtype or trained if config.save_dtype == "original" else trained
 
     def frozen_copy(self, original: nn.Module | None = None) -> TransformerModel:
         """The same model with weights of its own that nothing trains; ``original`` is one that is made already."""
