@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError
+from cdpg.runlog import read_jsonl
 
 BEST = "satisfaction"
 """The held-out metric that callbacks take the best epoch by; the more the better."""
@@ -40,10 +42,13 @@ class Arguments:
 
 
 class Callbacks:
-    """Calls the user's callbacks and hears whether they want the run to stop.
+    """Calls the user's callbacks in the order in which Hugging Face does, and keeps what they ask for.
 
-    Every call is given ``parts``, by the names that Hugging Face uses: ``model``, ``processing_class``, ``optimizer``.
-    A class is made into a callback without arguments, as Hugging Face does. ``evaluates``: there are held-out contexts.
+    An epoch is one step: ``on_epoch_begin``, ``on_step_begin``, for each optimiser step ``on_pre_optimizer_step`` and
+    ``on_optimizer_step``, then ``on_step_end``, ``on_log``, where due ``on_evaluate`` and ``on_save``, and
+    ``on_epoch_end``. Every call is given ``parts``, by the names that Hugging Face uses: ``model``,
+    ``processing_class``, ``optimizer``. A class is made into a callback without arguments. ``evaluates``: there are
+    held-out contexts.
     """
 
     def __init__(
@@ -54,52 +59,75 @@ class Callbacks:
         evaluates: bool,
         parts: Mapping[str, Any],
     ) -> None:
-        self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks]
-        if not evaluates and any(isinstance(callback, EarlyStoppingCallback) for callback in self._callbacks):
+        self._callbacks: list[TrainerCallback] = []
+        self._arguments, self._evaluates, self._parts = Arguments(config, evaluates), evaluates, parts
+        self.control = TrainerControl()
+        self.state = TrainerState(
+            max_steps=config.epochs, num_train_epochs=config.epochs, logging_steps=1,
+            eval_steps=config.evaluation_interval, save_steps=config.save_every,
+        )  # fmt: skip
+        self.state.is_world_process_zero = self.state.is_local_process_zero = is_main
+        for callback in callbacks:
+            self.add(callback)
+
+    def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Call this one too, after the others."""
+        callback = callback() if isinstance(callback, type) else callback
+        if not self._evaluates and isinstance(callback, EarlyStoppingCallback):
             raise UserError(
                 "EarlyStoppingCallback looks at held-out contexts, and there are none: "
                 "pass eval_dataset, or leave the callback out"
             )
-        self._arguments, self._parts = Arguments(config, evaluates), parts
-        self._control = TrainerControl()
-        self._state = TrainerState(
-            max_steps=config.epochs, num_train_epochs=config.epochs, logging_steps=1,
-            eval_steps=config.evaluation_interval, save_steps=config.save_every,
-        )  # fmt: skip
-        self._state.is_world_process_zero = self._state.is_local_process_zero = is_main
+        self._callbacks.append(callback)
 
-    @property
-    def should_stop(self) -> bool:
-        return self._control.should_training_stop
+    def pop(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        """Remove a callback, or the first of a class, and return it; None if there is none."""
+        for known in self._callbacks:
+            if isinstance(known, callback) if isinstance(callback, type) else known is callback:
+                self._callbacks.remove(known)
+                return known
+        return None
 
-    def begin(self, done: int) -> None:
-        """Training begins after so many epochs; that it was to stop before is forgotten."""
-        self._control.should_training_stop = False
-        self._state.epoch = self._state.global_step = done
+    def begin(self, done: int, history: Sequence[Mapping[str, Any]]) -> None:
+        """Training begins after so many epochs, which have left ``history``; an earlier wish to stop is forgotten."""
+        self.control.should_training_stop = False
+        self.state.epoch = self.state.global_step = done
+        self.state.log_history = [dict(record) for record in history]
+        self.state.best_metric = self.state.best_global_step = None
+        for record in history:
+            self._note_best(record.get(f"eval_{BEST}"), record["step"])
         self.call("on_train_begin")
 
-    def epoch_end(self, record: Mapping[str, Any]) -> None:
-        """Report a finished epoch with its metrics."""
-        self._state.epoch = self._state.global_step = record["epoch"]
-        self._state.log_history.append(dict(record))
+    def epoch_begin(self) -> None:
+        """An epoch begins: what was asked for in the one before is forgotten."""
+        self.control.should_epoch_stop = False
+        self.call("on_epoch_begin")
+        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+        self.call("on_step_begin")
+
+    def step_end(self, record: Mapping[str, Any]) -> None:
+        """The epoch's steps are taken; its metrics are logged."""
+        self.state.epoch = self.state.global_step = record["epoch"]
         self.call("on_step_end")
-        self.call("on_log", logs=dict(record))
-        self.call("on_epoch_end")
+        self._log(record)
 
     def evaluated(self, metrics: Mapping[str, float | None]) -> None:
-        """Report an evaluation, and then whether it is the best so far."""
+        """Log an evaluation and report it, and only then note whether it is the best so far."""
+        self._log({**metrics, "epoch": self.state.epoch})
+        self.control.should_evaluate = False
         self.call("on_evaluate", metrics=dict(metrics))
-        value, best = metrics.get(f"eval_{BEST}"), self._state.best_metric
-        if value is not None and (best is None or value > best):
-            self._state.best_metric, self._state.best_global_step = value, self._state.global_step
+        self._note_best(metrics.get(f"eval_{BEST}"), self.state.global_step)
+
+    def saved(self) -> None:
+        """A checkpoint is written."""
+        self.control.should_save = False
+        self.call("on_save")
 
     def call(self, event: str, **arguments: Any) -> None:
         """Call one event of every callback."""
-        for callback in self._callbacks:
+        for callback in list(self._callbacks):
             try:
-                result = getattr(callback, event)(
-                    self._arguments, self._state, self._control, **self._parts, **arguments
-                )
+                result = getattr(callback, event)(self._arguments, self.state, self.control, **self._parts, **arguments)
             except AttributeError as error:
                 if error.obj is not self._arguments:
                     raise
@@ -107,4 +135,25 @@ class Callbacks:
                     f"the callback {type(callback).__name__} reads the argument {error.name!r}, which none of the "
                     "settings answers: leave it out"
                 ) from error
-            self._control = self._control if result is None else result
+            self.control = self.control if result is None else result
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        self.control.should_log = False
+        self.state.log_history.append({**record, "step": self.state.global_step})
+        self.call("on_log", logs={key: value for key, value in record.items() if value is not None})
+
+    def _note_best(self, value: float | None, step: int) -> None:
+        if value is not None and (self.state.best_metric is None or value > self.state.best_metric):
+            self.state.best_metric, self.state.best_global_step = value, step
+
+
+def evaluation_logs(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """The means of a line of ``evaluations.jsonl``, named as Hugging Face names those of evaluations."""
+    return {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
+
+
+def history(metrics: Path, evaluations: Path) -> list[dict[str, Any]]:
+    """``log_history`` of a run, from its files; what is not there has logged nothing."""
+    epochs, evaluated = (list(read_jsonl(path)) if path.exists() else [] for path in (metrics, evaluations))
+    logs = epochs + [{**evaluation_logs(record), "epoch": record["epoch"]} for record in evaluated]
+    return [{**log, "step": log["epoch"]} for log in sorted(logs, key=lambda log: int(log["epoch"]))]

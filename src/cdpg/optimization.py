@@ -58,6 +58,12 @@ class StepSummary:
         return any(not step.weights_finite for step in self.refused)
 
 
+def trainable_parameters(policy: LanguageModel, objective: Objective) -> list[nn.Parameter]:
+    """Those of the policy and of the objective that are trained."""
+    modules = [policy.module, *([objective.module] if objective.module else [])]
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+
+
 def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> torch.optim.Adam:
     """Adam without weight decay, fused where the device has it."""
     fused = parameters[0].device.type in ("cpu", "cuda", "mps", "xpu")
@@ -88,6 +94,8 @@ class Updater:
     parameters: Sequence[nn.Parameter]
     config: CDPGConfig
     processes: Processes
+    notify: Callable[[str], None] = lambda event: None
+    """Told ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
 
     def update(self, epoch: Epoch, rescue: Callable[[], None] = lambda: None) -> StepSummary:
         """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
@@ -149,8 +157,10 @@ class Updater:
 
     def _step(self) -> bool:
         """Take it; whether all parameters are finite after it."""
+        self.notify("on_pre_optimizer_step")
         with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (lora_rank)"):
             self.optimizer.step()
+        self.notify("on_optimizer_step")
         return bool(nn.utils.get_total_norm([p.detach() for p in self.parameters]).isfinite())
 
     def _memory(self) -> AbstractContextManager[None]:

@@ -10,11 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
+from transformers import TrainerState
 
-from cdpg import card, memory, provenance, schedule, usage
-from cdpg.callbacks import Callbacks
+from cdpg import card, provenance, schedule, usage
+from cdpg.callbacks import Callbacks, evaluation_logs, history
 from cdpg.chats import as_chats, notices_on_prompts
 from cdpg.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.config import CDPGConfig
@@ -32,19 +32,19 @@ from cdpg.journal import Journal
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_policy_and_base
 from cdpg.monitoring import metrics_record, sample_records
+from cdpg.notices import Notices
 from cdpg.objectives import make_objective
 from cdpg.objectives.base import Epoch
-from cdpg.optimization import Updater, make_optimizer
+from cdpg.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.overwriting import remove_run, require_place
 from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
-from cdpg.progress import Progress, outlook
+from cdpg.progress import Progress
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
-from cdpg.runlog import RunFolder, last_record, read_jsonl, write_folder, write_lines, write_yaml
+from cdpg.runlog import RunFolder, last_record, write_folder, write_lines, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
 from cdpg.snapshot import Trainable
-from cdpg.starvation import StarvationWatch
 from cdpg.threads import CoreWatch
 from cdpg.workers.limits import Limits
 from cdpg.workers.reader import Reader
@@ -102,20 +102,18 @@ class CDPGTrainer:
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
         held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
         self.objective = make_objective(self.args, self.policy)
-        modules = [self.policy.module, *([self.objective.module] if self.objective.module else [])]
-        self._parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self._parameters, self.args)
+        parameters = trainable_parameters(self.policy, self.objective)
+        self.optimizer = make_optimizer(parameters, self.args)
         self._trainable = Trainable(self.policy.module, self.objective, self.optimizer)
         self._stream = ContextStream(self.contexts, self.args.seed)
         self._rollout = Rollout(self.policy, self.base, self.judge, self.args, self.processes, stop)
-        self._updater = Updater(
-            self.policy, self.objective, self.optimizer, self._parameters, self.args, self.processes
-        )
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
+        setup = (self.policy, self.objective, self.optimizer, parameters, self.args, self.processes)
+        self._updater = Updater(*setup, self._callbacks.call)
         self.folder = RunFolder(self.args.output_dir)
-        self._starvation = StarvationWatch(self.args.num_generations)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
+        self._notices = Notices(self.judge, self._failures, self.args.num_generations)
         self._origin = self._where_from(model, stop, command)
         self._journal = Journal(self.folder, self._trainable, self._origin)
         self._used, self._inputs = False, dict(inputs or {})
@@ -127,6 +125,24 @@ class CDPGTrainer:
         )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
         self._examination = Examination(self.held_out, self.policy, about)
+        self._callbacks.call("on_init_end")
+
+    @property
+    def state(self) -> TrainerState:
+        """What Hugging Face callbacks read: ``global_step`` (an epoch is a step), ``log_history`` and their like."""
+        return self._callbacks.state
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a class of one."""
+        self._callbacks.add(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback, or the first of a class, and return it; None if there is none."""
+        return self._callbacks.pop(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class."""
+        self._callbacks.pop(callback)
 
     @property
     def model(self) -> nn.Module:
@@ -139,7 +155,6 @@ class CDPGTrainer:
         ``resume_from_checkpoint`` is true for the newest whole checkpoint of ``output_dir`` (from the start when there
         is none), or the path of one.
         """
-        record: dict[str, Any] = {}
         main = self.processes.is_main
         with (
             self.folder if main else nullcontext(),  # the other processes write nothing
@@ -148,38 +163,11 @@ class CDPGTrainer:
             Progress(self.args.epochs, silent=not main, seconds_left=self._seconds_left) as progress,
         ):
             done = self._begin(resume_from_checkpoint, progress, stop)
-            self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
-            self._callbacks.begin(done)
-            self._tell_checks({}, progress)
-            nonfinite_epochs = 0
-            for number in range(done + 1, self.args.epochs + 1):
-                watch = CoreWatch()
-                record = self._epoch(number, progress.note)
-                progress.update(record)
-                if number == done + 1:
-                    if busy := watch.notice(torch.get_num_threads()):
-                        progress.note(busy)
-                    left = (len(self.eval_contexts), self._examination.seconds_per_context)
-                    progress.note(outlook(self.args, number, record["seconds"], *left, memory.peak()))
-                self._tell_checks(record, progress)
-                if self.args.evaluates_after(number):
-                    self._evaluate_along(number, progress, stop)
-                signalled = self.processes.any(stop.received is not None)
-                ending = number == self.args.epochs or self.processes.any(self._callbacks.should_stop)
-                nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
-                hopeless = nonfinite_epochs == _NONFINITE_LIMIT
-                if ending or hopeless or signalled or number % self.args.save_every == 0:
-                    self._save_checkpoint(number)
-                if hopeless:
-                    raise self._hopeless(number)
-                if signalled:  # asked once: for a signal that came since, nothing is saved yet
-                    self._heed(stop, f"stopped after epoch {number}, a checkpoint is written")
-                if ending:
-                    break
+            record = self._epochs(done, progress, stop)
             self._callbacks.call("on_train_end")
             if main:
                 self.save_model()
-                self._tell_end(progress)
+                self._notices.of_end(self.folder.metrics, progress.note)
             if self.eval_contexts and self.args.evaluate_at_end:
 
                 def tell(text: str) -> None:
@@ -193,6 +181,40 @@ class CDPGTrainer:
         if self.args.report_to:
             self.processes.accelerator.end_training()
         return record or last_record(self.folder.metrics)
+
+    def _epochs(self, done: int, progress: Progress, stop: GentleStop) -> dict[str, Any]:
+        """Every epoch after the first ``done``; the metrics of the last, or nothing."""
+        record: dict[str, Any] = {}
+        nonfinite_epochs = 0
+        for number in range(done + 1, self.args.epochs + 1):
+            self._callbacks.epoch_begin()
+            watch = CoreWatch()
+            record = self._epoch(number, progress.note)
+            progress.update(record)
+            if number == done + 1:
+                evaluation = (len(self.eval_contexts), self._examination.seconds_per_context)
+                self._notices.of_first_epoch(self.args, record, watch, evaluation, progress.note)
+            self._notices.of_epoch(record, progress.note)
+            if self.args.evaluates_after(number) or self.processes.any(self._callbacks.control.should_evaluate):
+                self._evaluate_along(number, progress, stop)
+            nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
+            hopeless = nonfinite_epochs == _NONFINITE_LIMIT
+            signalled = self.processes.any(stop.received is not None)
+            due = hopeless or signalled or number % self.args.save_every == 0 or number == self.args.epochs
+            saved = self._save_if(due, number)
+            self._callbacks.call("on_epoch_end")
+            if not saved:  # it may have asked for it
+                self._save_if(False, number)
+            if hopeless:
+                raise RunError(
+                    f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; the "
+                    f"last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
+                )
+            if signalled:  # asked once: for a signal that came since, nothing is saved yet
+                self._heed(stop, f"stopped after epoch {number}, a checkpoint is written")
+            if self.processes.any(self._callbacks.control.should_training_stop):
+                break
+        return record
 
     def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
@@ -217,7 +239,9 @@ class CDPGTrainer:
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the tuned model, its tokenizer and its card; ``options`` are the hub's (``private``, ``token``, …)."""
-        return push_folder(self.save_model(), repo_id, **options)
+        folder = self.save_model()
+        self._callbacks.call("on_push_begin")
+        return push_folder(folder, repo_id, **options)
 
     def _write_model(self, path: Path) -> None:
         self.policy.save(path, self.args)
@@ -227,17 +251,11 @@ class CDPGTrainer:
     def _where_from(self, model: Any, stop: StopRule | None, command: str | None) -> Any:
         """What ``config.yaml`` says of the run's origin."""
         return provenance.origin(
-            model if isinstance(model, str) else provenance.model_name(self.model),
-            self.base.module,
-            [name_of(constraint) for constraint in self.judge.constraints],
-            self.contexts,
-            self._prompts,
-            self.eval_contexts,
-            None if stop is None else type(stop).__name__,
-            self.processes.count,
-            command,
+            model if isinstance(model, str) else provenance.model_name(self.model), self.base.module,
+            [name_of(constraint) for constraint in self.judge.constraints], self.contexts, self._prompts,
+            self.eval_contexts, None if stop is None else type(stop).__name__, self.processes.count, command,
             usage.facts(self.policy, self.args, self.contexts, stop),
-        )
+        )  # fmt: skip
 
     def _epoch(self, number: int, tell: Callable[[str], None] = unheard) -> dict[str, Any]:
         """One round: sample, judge, score, step, log."""
@@ -273,7 +291,7 @@ class CDPGTrainer:
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
-        self._callbacks.epoch_end(record)
+        self._callbacks.step_end(record)
         return record
 
     def _collect(self, number: int, watch: Stopwatch) -> Epoch:
@@ -299,26 +317,8 @@ class CDPGTrainer:
         context = self._examination.seconds_per_context or 0.0
         return run_seconds(self.args, epoch, context, len(self.eval_contexts), done)
 
-    def _hopeless(self, number: int) -> RunError:
-        return RunError(
-            f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; "
-            f"the last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
-        )
-
     def _heed(self, stop: GentleStop, situation: str) -> None:
         provenance.heed(stop, self.processes, situation, self._origin["command"])
-
-    def _tell_checks(self, record: Mapping[str, Any], progress: Progress) -> None:
-        while self.judge.notices:
-            progress.note(self.judge.notices.pop(0))
-        self._failures.tell(record, progress.note)
-        if warning := self._starvation.warning(record) if record else None:
-            progress.note(warning)
-
-    def _tell_end(self, progress: Progress) -> None:
-        self._failures.tell_all(self.folder.metrics, progress.note)
-        if verdict := self._starvation.verdict(list(read_jsonl(self.folder.metrics))):
-            progress.note(verdict)
 
     def _evaluate_along(self, number: int, progress: Progress, stop: GentleStop) -> None:
         """Measure the policy on some held-out contexts and log it; a signal puts it off until the run is resumed."""
@@ -334,7 +334,7 @@ class CDPGTrainer:
             raise
         if self.processes.is_main:
             self._journal.append("evaluations", record)
-        means = {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
+        means = evaluation_logs(record)
         if self.args.report_to:
             numbers = {name: value for name, value in means.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
@@ -363,9 +363,14 @@ class CDPGTrainer:
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
+        self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+        logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
+        self._callbacks.begin(done, self.processes.from_main(logged))
+        self._notices.of_start(progress.note)
         last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
         if self.processes.any(last != done) and self.args.evaluates_after(done):
             self._evaluate_along(done, progress, stop)
+            self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         return done
 
     def _continue(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
@@ -382,8 +387,13 @@ class CDPGTrainer:
         self._trainable.restore(checkpoint)
         tell(f"continuing after epoch {checkpoint.epoch}")
 
-    def _save_checkpoint(self, number: int) -> None:
+    def _save_if(self, due: bool, number: int) -> bool:
+        """Write a checkpoint if it is due, or if a callback asks for one or for the end; whether it was written."""
+        control = self._callbacks.control
+        if not due and not self.processes.any(control.should_save or control.should_training_stop):
+            return False
         if self.processes.is_main:
             self._journal.save(number, self.args)
-        self._callbacks.call("on_save")
+        self._callbacks.saved()
         self.processes.wait()
+        return True

@@ -1,0 +1,60 @@
+"""What a run says beside its progress line: failed checks, nothing to learn from, busy cores, time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cdpg import memory
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import Judge
+from cdpg.failures import FailureLog
+from cdpg.progress import outlook
+from cdpg.runlog import read_jsonl
+from cdpg.starvation import StarvationWatch
+from cdpg.threads import CoreWatch
+
+
+class Notices:
+    """Gathers them and hands them to ``note``, which differs from one run to the next."""
+
+    def __init__(self, judge: Judge, failures: FailureLog, samples_per_context: int) -> None:
+        self._judge, self._failures = judge, failures
+        self._starvation = StarvationWatch(samples_per_context)
+
+    def of_start(self, note: Callable[[str], None]) -> None:
+        """What was found while the trainer was made."""
+        while self._judge.notices:
+            note(self._judge.notices.pop(0))
+
+    def of_epoch(self, record: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        """What an epoch's checks and coverage give reason to say."""
+        self.of_start(note)
+        self._failures.tell(record, note)
+        if warning := self._starvation.warning(record):
+            note(warning)
+
+    def of_first_epoch(
+        self,
+        config: CDPGConfig,
+        record: Mapping[str, Any],
+        watch: CoreWatch,
+        evaluation: tuple[int, float | None],
+        note: Callable[[str], None],
+    ) -> None:
+        """What the first epoch tells of the machine and of the rest of the run.
+
+        ``evaluation``: how many contexts are evaluated, and the seconds that one takes if that is known.
+        """
+        if busy := watch.notice(torch.get_num_threads()):
+            note(busy)
+        note(outlook(config, record["epoch"], record["seconds"], *evaluation, memory.peak()))
+
+    def of_end(self, metrics: Path, note: Callable[[str], None]) -> None:
+        """What the whole run gives reason to say."""
+        self._failures.tell_all(metrics, note)
+        if verdict := self._starvation.verdict(list(read_jsonl(metrics))):
+            note(verdict)
