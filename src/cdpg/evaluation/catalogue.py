@@ -28,6 +28,9 @@ class Metric:
 POOLED = "kl_target_policy_pooled"
 """The one metric that depends on which models were evaluated together: only figures of one pool compare."""
 
+LEFT_OUT = ("checks_failed", "not_applicable")
+"""Shares of samples without a verdict; each is absent where it is 0 for all models that were evaluated together."""
+
 METRICS: dict[str, Metric] = {
     "satisfaction": Metric("satisfaction", "Mean of b over ancestral samples.", better="higher"),
     "satisfaction_beam": Metric("satisfaction (beam 4)", "Mean of b over the outputs of beam search.", better="higher"),

@@ -80,6 +80,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         return mean_statistic(values.double().masked_fill(none, float("nan")).numpy())
 
     ratio = (log_p - log_q).exp().where(valid, torch.zeros_like(log_q))
+    failed, inapplicable = outcome.table("failed"), outcome.table("inapplicable")
     found = {
         "satisfaction": over_samples(b),
         "kl_target_policy": over_contexts(kl_target_policy(log_p, log_q, valid, epsilon)),
@@ -88,13 +89,9 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         **_partition_statistics(ratio.numpy(), valid.numpy()),
         "length": over_samples(outcome.table("lengths")),
         "ended": over_samples(outcome.ended),
+        "checks_failed": mean_statistic(context_means(failed.double().masked_fill(inapplicable, float("nan")).numpy())),
+        "not_applicable": mean_statistic(inapplicable.double().mean(dim=1).numpy()),
     }
-    failed, inapplicable = outcome.table("failed"), outcome.table("inapplicable")
-    if bool(failed.any()):
-        share = failed.double().masked_fill(inapplicable, float("nan"))
-        found["checks_failed"] = mean_statistic(context_means(share.numpy()))
-    if bool(inapplicable.any()):
-        found["not_applicable"] = mean_statistic(inapplicable.double().mean(dim=1).numpy())
     if outcome.beam_b is not None:
         found["satisfaction_beam"] = mean_statistic(np.array(outcome.beam_b, dtype=np.float64))
     for name, values in outcome.features().items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.catalogue import LEFT_OUT, POOLED
 from cdpg.evaluation.divergence import kl_target_policy_pooled
 from cdpg.evaluation.outcome import (
     Outcome,
@@ -71,6 +71,10 @@ class Evaluation:
     ) -> Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
+        absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
+        for found in statistics.values():
+            for name in absent:
+                del found[name]
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
         return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on)
