@@ -26,6 +26,7 @@ def test_defaults_follow_the_paper() -> None:
     assert (config.contexts_per_epoch, config.partition_epsilon, config.epochs) == (32, 1e-8, 1000)
     assert config.warmup == 100
     assert CDPGConfig(epochs=50).warmup == 5
+    assert CDPGConfig(epochs=5000).warmup == 100
     assert config.ziegler_beta == 0.2
     assert {config.rate(epoch) for epoch in range(100, 1001)} == {1e-5}, "constant after the warm-up"
 
@@ -35,6 +36,15 @@ def test_the_rate_rises_stays_and_falls() -> None:
     assert [config.rate(epoch) for epoch in range(1, 9)] == [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25]
     short = config.replace(epochs=2)
     assert [short.rate(epoch) for epoch in (1, 2)] == [0.5, 1 / 3], "a decay longer than the run is the run's"
+    assert [config.replace(warmup_epochs=0, decay_epochs=0).rate(epoch) for epoch in (1, 8)] == [1, 1]
+
+
+def test_what_follows_from_other_settings() -> None:
+    config = CDPGConfig(contexts_per_epoch=5, num_generations=7, epochs=35)
+    assert config.samples_per_epoch == 35
+    assert config.evaluation_interval == 3
+    assert config.replace(epochs=9).evaluation_interval == 1
+    assert config.replace(evaluate_every=4).evaluation_interval == 4
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from cdpg.evaluation.outcome import _partition_statistics
 from cdpg.partition import log_partition, summarize_partition, weights
 from cdpg.target import log_target
 from enumeration import Universe, contexts_of, tabular
+from uneven import VALID, Array, B, completions, scored, table
 
 
 def all_valid(tensor: Tensor) -> Tensor:
@@ -153,3 +155,97 @@ def test_soft_constraints_scale_the_target() -> None:
     assert torch.equal(log_target(log_a, b), expected)
     unscored = torch.tensor([[-1.0, math.nan, -3.0]], dtype=torch.float64)
     assert torch.equal(log_target(unscored, b), expected)
+
+
+EPSILON = 0.03
+
+
+class Uneven:
+    """Ratios with soft b and failed checks, context by context in NumPy; ``nan`` stands where a check failed."""
+
+    def __init__(self) -> None:
+        drawn = completions()
+        self.log_pi, self.log_a = scored(table(1), drawn).sum(axis=2), scored(table(2), drawn).sum(axis=2)
+        self.target = np.exp(self.log_a) * B
+        self.ratio = [
+            (self.target[c] / np.exp(self.log_pi[c]))[VALID[c]] for c in range(len(B)) if VALID[c].any()
+        ]  # fmt: skip
+        self.z = np.array([ratio.mean() for ratio in self.ratio])
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log P, log π, log a, valid."""
+        log_target_ = log_target(torch.from_numpy(self.log_a), torch.from_numpy(B))
+        return log_target_, torch.from_numpy(self.log_pi), torch.from_numpy(self.log_a), torch.from_numpy(VALID)
+
+    def kl_target_policy(self) -> list[float]:
+        """Algorithm 2 of the paper, for the contexts with a valid sample; NaN where none satisfies."""
+        found = []
+        for ratio, z in zip(self.ratio, self.z, strict=True):
+            terms = [x / (z + EPSILON) * (np.log(x) - np.log(z)) for x in ratio if x > 0]
+            found.append(sum(terms) / len(ratio) if terms else math.nan)
+        return found
+
+    def kl_policy_base(self) -> list[float]:
+        return [float((self.log_pi[c] - self.log_a[c])[VALID[c]].mean()) for c in range(len(B)) if VALID[c].any()]
+
+
+def test_divergences_with_failed_checks_and_a_soft_constraint() -> None:
+    world = Uneven()
+    log_p, log_pi, log_a, valid = world.tensors()
+    kl = kl_target_policy(log_p, log_pi, valid, EPSILON).numpy()
+    judged = VALID.any(axis=1)
+    np.testing.assert_allclose(kl[judged], world.kl_target_policy(), rtol=1e-10)
+    assert np.isnan(kl[2])
+    assert np.isnan(kl[~judged]).all()
+    covered = [value for value in world.kl_target_policy() if not math.isnan(value)]
+    assert mean_over_covered(torch.from_numpy(kl)) == (pytest.approx(np.mean(covered)), pytest.approx(3 / 5))
+    assert mean_over_covered(torch.zeros(0)) == (None, 0.0)
+    base = kl_policy_base(log_pi, log_a, valid).numpy()
+    np.testing.assert_allclose(base[judged], world.kl_policy_base(), rtol=1e-10)
+    assert np.isnan(base[~judged]).all()
+    default = kl_target_policy(log_p, log_pi, valid)
+    exact = kl_target_policy(log_p, log_pi, valid, 0.0)
+    assert torch.allclose(default[[0, 1, 4]], exact[[0, 1, 4]], rtol=1e-5)
+
+
+def test_the_summary_of_the_partition_by_value() -> None:
+    """Spread over contexts with the divisor N, noise s²/M with M − 1 inside, effective sample size as a share."""
+    world = Uneven()
+    log_p, log_pi, _, valid = world.tensors()
+    summary = summarize_partition(log_p - log_pi, valid)
+    z, mean = world.z, world.z.mean()
+    assert summary.mean == pytest.approx(mean, rel=1e-12)
+    assert summary.nstd == pytest.approx(z.std() / mean, rel=1e-12)
+    noise = np.mean([ratio.var(ddof=1) / len(ratio) for ratio in world.ratio])
+    assert summary.nstd_corrected == pytest.approx(math.sqrt(max(0.0, z.var() - noise)) / mean, rel=1e-10)
+    assert summary.coverage == 3 / 4
+    ess = [ratio.sum() ** 2 / (ratio**2).sum() / len(ratio) for ratio in world.ratio if ratio.any()]
+    assert summary.ess == pytest.approx(np.mean(ess), rel=1e-12)
+
+
+def test_the_log_partition_and_the_weights_by_value() -> None:
+    world = Uneven()
+    log_p, log_pi, _, valid = world.tensors()
+    log_z = log_partition(log_p - log_pi, valid)
+    judged = VALID.any(axis=1)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(log_z.numpy()[judged], np.log(world.z), rtol=1e-12)
+    ratio: Array = world.target / np.exp(world.log_pi)
+    found = weights((log_p - log_pi)[judged], log_z[judged], EPSILON).numpy()
+    np.testing.assert_allclose(found, ratio[judged] / (world.z[:, None] + EPSILON), rtol=1e-12)
+    one = weights(log_p - log_pi, torch.tensor(0.2, dtype=torch.float64).log(), EPSILON).numpy()
+    np.testing.assert_allclose(one, ratio / (0.2 + EPSILON), rtol=1e-12)
+    nothing = torch.full((1, 2), -math.inf, dtype=torch.float64)
+    assert weights(nothing, torch.tensor([-math.inf]).double(), 0.0).tolist() == [[0.0, 0.0]], "not 0/0"
+
+
+def test_a_context_without_a_verdict_leaves_the_summary() -> None:
+    log_ratio = torch.zeros(2, 3, dtype=torch.float64)
+    summary = summarize_partition(log_ratio, torch.zeros(2, 3, dtype=torch.bool))
+    assert (summary.mean, summary.nstd, summary.nstd_corrected, summary.coverage, summary.ess) == (
+        0,
+        None,
+        None,
+        0,
+        None,
+    )

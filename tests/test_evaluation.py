@@ -47,6 +47,9 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_law() -> None:
     assert found.mean == pytest.approx(values.mean(), rel=1e-12)
     assert found.low == pytest.approx(values.mean() - half, abs=0.1 * half)
     assert found.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert np.array_equal(resample(400, seed=1), resample(400, seed=1)), "every model has the same resamples"
+    assert not np.array_equal(resample(400, seed=1), resample(400, seed=2))
+    assert (resample(400, seed=1).sum(axis=1) == 400).all()
 
 
 def test_contexts_without_a_value_leave_the_mean() -> None:
@@ -78,6 +81,7 @@ def test_comparisons_are_paired_by_context() -> None:
     assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
     doubled = ratio(mean_statistic(2 * before), mean_statistic(before), resamples)
     assert (doubled.low, doubled.high) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert (found.mean, doubled.mean) == (pytest.approx(1.0), pytest.approx(2.0))
     assert ratio(mean_statistic(before), mean_statistic(0 * before), resamples).mean is None
 
 

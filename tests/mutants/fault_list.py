@@ -40,12 +40,12 @@ class Fault:
         if found != 1:
             raise ValueError(f"{self.name}: find occurs {found} times in {self.file}, expected once: {self.find!r}")
         faulty = source.replace(self.find, self.replace)
+        if "".join(self.find.split()) == "".join(self.replace.split()):
+            raise ValueError(f"{self.name}: replace means the same as find in {self.file}")
         try:
-            same = ast.dump(ast.parse(faulty)) == ast.dump(ast.parse(source))
+            ast.parse(faulty)
         except SyntaxError as error:
             raise ValueError(f"{self.name}: {self.file} does not parse with the fault in it: {error}") from error
-        if same:
-            raise ValueError(f"{self.name}: replace means the same as find in {self.file}")
         return faulty
 
 

@@ -1,0 +1,199 @@
+"""Every figure of an evaluation against plain NumPy, on samples with a soft b, failed checks and uneven contexts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cdpg.contexts import Context
+from cdpg.evaluation.measures import Measured
+from cdpg.evaluation.outcome import (
+    Outcome,
+    _partition_statistics,
+    ideal_means,
+    model_means,
+    outputs_of,
+    partition_estimates,
+    statistics_of,
+    token_ranks,
+    without_token_scores,
+)
+from cdpg.evaluation.statistics import Array
+from cdpg.objectives.base import Epoch
+from cdpg.partition import summarize_partition
+from uneven import PROMPTS, VALID, B, M, N, completions, scored, table, uneven_epoch
+
+EPSILON = 0.03
+JUDGED = VALID.any(axis=1)
+LENGTHS = np.array([[len(x) for x in row] for row in completions()], dtype=np.float64)
+ENDED = np.array([[float(x[-1] == 0) for x in row] for row in completions()])
+FEATURE = np.random.default_rng(5).normal(size=(N, M))
+FEATURE[0, 0] = math.nan
+
+
+def make_outcome(beams: bool = False) -> Outcome:
+    """A tuned model (table 1) on samples of its own, scored by the base (table 2), in two blocks."""
+    whole = uneven_epoch(table(1), table(2))
+    blocks = tuple(_block(share) for share in (range(2), range(2, N)))
+    return Outcome(
+        contexts=tuple(Context(prompt=prompt, columns={}, row=i + 1) for i, prompt in enumerate(PROMPTS)),
+        blocks=blocks,
+        texts=tuple(tuple(f"{c}{s}" for s in range(M)) for c in range(N)),
+        beams=tuple(f"beam {c}" for c in range(N)) if beams else None,
+        beam_b=(1.0, 0.5, math.nan, 0.0, 1.0) if beams else None,
+        shown_ids=tuple(([c], [c, 1], [c, 2]) for c in range(N)),
+        measured=Measured(
+            features={"feature": FEATURE[:, :1] if beams else FEATURE},
+            remarks={"remark": [[f"on {c}"] if beams else [f"on {c}{s}" for s in range(M)] for c in range(N)]},
+        ),
+        tokens=Counter({7: 2, 3: 9, 5: 4}),
+        ended=whole.samples.ended.double(),
+    )
+
+
+def _block(share: range) -> Epoch:
+    """The record of some contexts, which knows of no others."""
+    own = slice(share.start, share.stop)
+    block = uneven_epoch(table(1), table(2), share=share)
+    block.failed[3, 0] = False  # no constraint applies to this one
+    names = ("b", "valid", "failed", "log_q", "log_a", "lengths")
+    return replace(block, first_context=0, **{name: getattr(block, name)[own] for name in names})
+
+
+def mean_of_means(values: Array) -> float:
+    """Over contexts with a valid sample, of the means over their valid samples."""
+    return float(np.mean([values[c][VALID[c]].mean() for c in range(N) if JUDGED[c]]))
+
+
+def test_every_statistic_by_value() -> None:
+    drawn = completions()
+    log_pi, log_a = scored(table(1), drawn).sum(axis=2), scored(table(2), drawn).sum(axis=2)
+    ratio = [(np.exp(log_a[c] - log_pi[c]) * B[c])[VALID[c]] for c in range(N) if JUDGED[c]]
+    z = np.array([found.mean() for found in ratio])
+    kl = []
+    for found, mean in zip(ratio, z, strict=True):
+        if mean > 0:
+            kl.append(sum(x / (mean + EPSILON) * np.log(x / mean) for x in found if x > 0) / len(found))
+    noise = np.mean([found.var(ddof=1) / len(found) for found in ratio])
+    feature = [np.nanmean(np.where(VALID[c], FEATURE[c], np.nan)) for c in range(N) if JUDGED[c]]
+    expected = {
+        "satisfaction": mean_of_means(B),
+        "kl_target_policy": np.mean(kl),
+        "kl_policy_base": mean_of_means(log_pi - log_a),
+        "coverage": 3 / 4,
+        "z_mean": z.mean(),
+        "z_nstd": z.std() / z.mean(),
+        "z_nstd_corrected": math.sqrt(max(0.0, z.var() - noise)) / z.mean(),
+        "ess": np.mean([found.sum() ** 2 / (found**2).sum() / len(found) for found in ratio if found.any()]),
+        "length": mean_of_means(LENGTHS),
+        "ended": mean_of_means(ENDED),
+        "checks_failed": (1 / 4 + 0 + 1 / 4 + 3 / 3 + 1 / 4) / 5,
+        "not_applicable": 1 / 20,
+        "feature": np.mean(feature),
+    }
+    found = {name: statistic.value() for name, statistic in statistics_of(make_outcome(), EPSILON).items()}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-10), name
+
+
+def test_the_noise_of_the_partition_is_subtracted() -> None:
+    """s²/M of each context's valid samples, with M − 1 inside; here the spread over contexts is larger."""
+    ratio = np.array([[0.1, 0.14, 0.12, 9.0], [0.5, 0.6, 0.4, 0.55], [0.9, 0.8, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]])
+    valid = ratio < 9
+    kept = [row[known] for row, known in zip(ratio, valid, strict=True) if known.any()]
+    z = np.array([row.mean() for row in kept])
+    noise = np.mean([row.var(ddof=1) / len(row) for row in kept])
+    found = _partition_statistics(np.where(valid, ratio, 0.0), valid)
+    assert found["z_mean"].value() == pytest.approx(z.mean(), rel=1e-12)
+    assert found["z_nstd"].value() == pytest.approx(z.std() / z.mean(), rel=1e-12)
+    assert found["z_nstd_corrected"].value() == pytest.approx(math.sqrt(z.var() - noise) / z.mean(), rel=1e-12)
+    summary = summarize_partition(torch.from_numpy(ratio).log(), torch.from_numpy(valid))
+    assert summary.nstd_corrected == pytest.approx(math.sqrt(z.var() - noise) / z.mean(), rel=1e-10)
+
+
+def test_beams_have_figures_of_their_own() -> None:
+    found = statistics_of(make_outcome(beams=True), EPSILON)
+    assert found["satisfaction_beam"].value() == (1.0 + 0.5 + 0.0 + 1.0) / 4
+    assert found["feature"].value() == pytest.approx(np.nanmean(FEATURE[:, 0])), "also where a sample's check failed"
+
+
+def test_without_failed_checks_there_is_no_figure_of_them() -> None:
+    outcome = make_outcome()
+    for block in outcome.blocks:
+        block.valid.fill_(True)
+        block.failed.fill_(False)
+    assert not {"checks_failed", "not_applicable"} & statistics_of(outcome, EPSILON).keys()
+
+
+def test_a_resample_of_contexts_is_a_weighted_mean() -> None:
+    """Contexts without a verdict add nothing to any sum, however often they are drawn."""
+    drawn = np.array([[2.0, 0.0, 1.0, 5.0, 0.0]])
+    found = statistics_of(make_outcome(), EPSILON)
+    assert found["satisfaction"].on(drawn)[0] == pytest.approx((2 * 0.5 + 0.0) / 3)
+    drawn_z = found["z_mean"].on(drawn)[0]
+    log_pi, log_a = (scored(table(i), completions()).sum(axis=2) for i in (1, 2))
+    first = (np.exp(log_a[0] - log_pi[0]) * B[0])[VALID[0]].mean()
+    assert drawn_z == pytest.approx(2 * first / 3)
+
+
+def test_the_partition_of_each_context() -> None:
+    log_pi, log_a = (scored(table(i), completions()).sum(axis=2) for i in (1, 2))
+    found = partition_estimates(make_outcome())
+    for c in range(N):
+        if JUDGED[c]:
+            assert found[c] == pytest.approx((np.exp(log_a[c] - log_pi[c]) * B[c])[VALID[c]].mean())
+        else:
+            assert math.isnan(found[c])
+
+
+def test_the_ideal_model_weighs_the_base_s_samples_by_b() -> None:
+    """E_p[f] = Σ b f / Σ b over valid samples, soft b and all; a sample without a figure is left out."""
+    found = ideal_means(make_outcome())
+    weight = np.where(VALID, B, 0.0)
+    for c in range(N):
+        if not weight[c].any():
+            assert math.isnan(found["length"][c])
+            continue
+        assert found["length"][c] == pytest.approx((weight[c] * LENGTHS[c]).sum() / weight[c].sum())
+        known = np.where(np.isnan(FEATURE[c]), 0.0, weight[c])
+        expected = (known * np.nan_to_num(FEATURE[c])).sum() / known.sum() if known.any() else math.nan
+        assert found["feature"][c] == pytest.approx(expected, nan_ok=True)
+    assert ideal_means(make_outcome(beams=True)).keys() == {"length"}
+
+
+def test_a_model_s_own_means_leave_out_failed_checks() -> None:
+    found = model_means(make_outcome())
+    for c in range(N):
+        length = LENGTHS[c][VALID[c]].mean() if JUDGED[c] else math.nan
+        assert found["length"][c] == pytest.approx(length, nan_ok=True)
+        known = VALID[c] & ~np.isnan(FEATURE[c])
+        assert found["feature"][c] == pytest.approx(FEATURE[c][known].mean() if known.any() else math.nan, nan_ok=True)
+
+
+def test_tokens_by_rank() -> None:
+    assert token_ranks(make_outcome()) == [9, 4, 2]
+
+
+def test_outputs_are_shown_with_their_verdicts() -> None:
+    assert outputs_of(make_outcome(), 0) == [
+        {"text": "00", "b": 1.0, "decoding": "ancestral", "remark": "on 00", "token_ids": [0]},
+        {"text": "01", "b": 0.5, "decoding": "ancestral", "remark": "on 01", "token_ids": [0, 1]},
+        {"text": "02", "b": 0.0, "decoding": "ancestral", "remark": "on 02", "token_ids": [0, 2]},
+    ]
+    assert [output["b"] for output in outputs_of(make_outcome(), 4)] == [0.0, None, 1.0], "one has no verdict"
+    beam, first, _ = outputs_of(make_outcome(beams=True), 2)
+    assert beam == {"text": "beam 2", "b": None, "decoding": "beam", "remark": "on 2", "token_ids": [2]}
+    assert first == {"text": "20", "b": 0.0, "decoding": "ancestral", "token_ids": [2, 1]}
+
+
+def test_a_block_lets_go_of_token_scores() -> None:
+    block = without_token_scores(_block(range(2)))
+    assert block.token_log_a.isnan().all()
+    assert block.samples.token_log_q.isnan().all()
+    assert torch.isfinite(block.log_q).all()
