@@ -123,12 +123,13 @@ def test_beams_have_figures_of_their_own() -> None:
     assert found["feature"].value() == pytest.approx(np.nanmean(FEATURE[:, 0])), "also where a sample's check failed"
 
 
-def test_without_failed_checks_there_is_no_figure_of_them() -> None:
+def test_without_failed_checks_their_share_is_0() -> None:
     outcome = make_outcome()
     for block in outcome.blocks:
         block.valid.fill_(True)
         block.failed.fill_(False)
-    assert not {"checks_failed", "not_applicable"} & statistics_of(outcome, EPSILON).keys()
+    found = statistics_of(outcome, EPSILON)
+    assert (found["checks_failed"].value(), found["not_applicable"].value()) == (0.0, 0.0)
 
 
 def test_a_resample_of_contexts_is_a_weighted_mean() -> None:
