@@ -178,7 +178,7 @@ def test_satisfaction_that_did_not_rise() -> None:
     assert found(no_gain("m", before, Interval(-0.1, -0.2, 0.0))).level == "warning"
     assert shown(no_gain("m", before, Interval(0.1))) == "0.750 → 0.850"
     assert found(no_gain("m", before, Interval(0.0))).text == "0.750 → 0.750: +0.000."
-    assert "not evaluated together" in unjudged(no_gain("m", before, None))
+    assert "no evaluation has it" in unjudged(no_gain("m", before, None))
 
 
 def test_a_distance_from_the_ideal_model_that_rose() -> None:
@@ -198,7 +198,7 @@ def test_a_distance_from_the_ideal_model_that_rose() -> None:
     assert found(farther("m", "cdpg", base, around(1.49), Interval(1.01 * small, -0.1, 0.4))).level == "warning"
     assert found(farther("m", "cdpg", base, around(1.36), Interval(0.01, 0.001, 0.02))).level == "problem"
     assert shown(farther("m", "cdpg", base, around(1.2), Interval(-0.15, -0.2, -0.1))) == "1.35 → 1.2 nats"
-    assert "not evaluated together" in unjudged(farther("m", "cdpg", base, None, None))
+    assert "no evaluation has it" in unjudged(farther("m", "cdpg", base, None, None))
     assert "Nothing in reinforce aims" in found(farther("m", "reinforce", base, tuned, Interval(0.4, 0.1, 0.8))).advice
 
 
@@ -245,7 +245,7 @@ def test_a_small_distance_from_the_base_is_fine_whatever_was_gained() -> None:
 
     assert shown(rule(LEAST_SPENT)) == "0.5 nats where 0 would do"
     assert "Satisfaction went from 0.400 to 0.390" in found(rule(1.01 * LEAST_SPENT)).text
-    assert "not evaluated together" in unjudged(too_dear("m", "cdpg", None, None, None, None, None))
+    assert "no evaluation has it" in unjudged(too_dear("m", "cdpg", None, None, None, None, None))
 
 
 def test_a_distance_that_was_smaller_on_the_way() -> None:
@@ -269,8 +269,8 @@ def test_collapse() -> None:
     ]
     assert found(diversity_lost("m", LESS_DIVERSE - 0.01, "base")).title == "Collapsed: diversity was lost"
     assert shown(diversity_lost("m", LESS_DIVERSE, "ideal model")) == "0.85 of the ideal model’s"
-    assert "not evaluated" in unjudged(length_changed("m", None, "base"))
-    assert "not evaluated" in unjudged(diversity_lost("m", None, "base"))
+    assert "no evaluation has it" in unjudged(length_changed("m", None, "base"))
+    assert "no evaluation has it" in unjudged(diversity_lost("m", None, "base"))
 
 
 def test_outputs_are_measured_by_the_ideal_model_where_it_is_known() -> None:
@@ -386,8 +386,22 @@ def test_what_could_not_be_judged_is_said(tmp_path: Path) -> None:
     assert (made.findings, made.unremarkable) == ((), ())
     reasons = dict(made.unjudged)
     assert "coverage at the end" in reasons["no epochs are logged"]
-    assert "pooled KL(p, π)" in reasons["base and tuned model were not evaluated together"]
+    assert "pooled KL(p, π)" in reasons["no evaluation has it for base and tuned model"]
     assert "Nothing could be judged." in _page(run)
+
+
+def test_an_evaluation_without_a_satisfying_sample_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=20)
+    content = json.loads((run / "evaluation.json").read_text())
+    for model in ("base", "tuned"):
+        content[model][POOLED] = dict.fromkeys(("mean", "low", "high"))
+    del content["changes"]["tuned"][POOLED]
+    write_json(run / "evaluation.json", content)
+    write_lines(run / "evaluations.jsonl", [{"epoch": epoch, "metrics": {}} for epoch in range(5)])
+    reasons = dict(diagnose(read_study([run])).unjudged)
+    both = "pooled KL(p, π), base → tuned, KL(π, a) for what was gained"
+    assert reasons["no evaluation has it for base and tuned model"] == both
+    assert reasons["fewer than two evaluations along the run have it"] == "KL(p, π) along the run"
 
 
 def test_a_sound_run_lists_all_that_was_looked_at(tmp_path: Path) -> None:

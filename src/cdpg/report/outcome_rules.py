@@ -32,7 +32,8 @@ SPENT = Topic(
 ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, intervals apart")
 LENGTH = Topic("length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}")
 DIVERSITY = Topic("Distinct-2, as a ratio", f"below {LESS_DIVERSE}")
-NO_EVALUATION = "base and tuned model were not evaluated together"
+NO_EVALUATION = "no evaluation has it for base and tuned model"
+"""There is no evaluation, or none of its samples satisfied, which leaves a KL undefined."""
 
 
 def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Iterator[Remark]:
@@ -146,7 +147,7 @@ def turned_away(
     ``points`` are evaluations by epoch, 0 being the base; ``worse`` says whether the last is above the base.
     """
     if sum(epoch > 0 for epoch, _ in points) < 2:
-        yield Unjudged(label, ON_THE_WAY, "there are fewer than two evaluations along the run")
+        yield Unjudged(label, ON_THE_WAY, "fewer than two evaluations along the run have it")
         return
     (best_epoch, best), (_, last) = min(points, key=lambda point: point[1].mean), points[-1]
     if best.high is None or last.low is None:
