@@ -165,3 +165,15 @@ def on_odd(prompts: list[str], completions: list[str], kind: list[str], **column
 async def on_even(prompts: list[str], completions: list[str], kind: list[str], **columns: Any) -> list[float | None]:
     await asyncio.sleep(0)
     return [float("b" in text) if what == "even" else None for text, what in zip(completions, kind, strict=True)]
+
+
+def talkative(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    """Says what it sees, and what no terminal should see."""
+    for completion in completions:
+        print(f"judging {completion}\x1b[31m")  # noqa: T201
+        if completion == "oops":
+            sys.stderr.write("about to raise\n")
+            raise ZeroDivisionError
+        if completion == "flood":
+            sys.stdout.buffer.write(b"x\n" * 10**6)
+    return [True] * len(completions)

@@ -593,6 +593,39 @@ def test_the_surroundings_are_the_same_in_every_call() -> None:
     assert found.values[0] == outcome(naughty.depth, ["a"]).values[0]
 
 
+# What is printed.
+
+
+def told_by(texts: list[str], show: bool) -> list[str]:
+    judge = Judge(naughty.talkative, Limits(workers=1, seconds=5.0, megabytes=256, show_output=show))
+    judge.collect(judge.submit([Context("p", {}, 1)] * len(texts), texts, [[1]] * len(texts)))
+    judge.close()
+    return judge.notices
+
+
+def test_what_a_constraint_prints_is_shown_on_request() -> None:
+    start = "naughty:talkative printed: "
+    assert told_by(["a", "b"], show=False) == []
+    assert told_by(["a", "b"], show=True) == [f"{start}judging a\x1b[31m", f"{start}judging b\x1b[31m"]
+    # Judged again one by one after the exception, and told once.
+    again = [line.removeprefix(start) for line in told_by(["a", "oops"], show=True)]
+    assert again == ["judging a\x1b[31m", "judging oops\x1b[31m", "about to raise"]
+    flood = told_by(["flood"], show=True)
+    assert len(flood) == 21 and flood[-1] == f"{start}… (what follows is not shown)"
+
+
+def test_printing_does_not_change_a_run_and_is_shown_without_what_steers_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path / "hidden", naughty.talkative, epochs=1).train()
+    assert "printed" not in capsys.readouterr().err
+    trainer(tmp_path / "shown", naughty.talkative, epochs=1, check_output="show").train()
+    told = [line for line in capsys.readouterr().err.splitlines() if "naughty:talkative printed: judging" in line]
+    assert 0 < len(told) <= 20 and not any("\x1b" in line for line in told)
+    hidden, shown = ((tmp_path / name / "samples.jsonl").read_bytes() for name in ("hidden", "shown"))
+    assert hidden == shown
+
+
 # Runs.
 
 

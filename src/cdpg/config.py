@@ -131,6 +131,9 @@ class CDPGConfig:
     check_failures: float = 0.05
     """The run stops when a larger share of an epoch's samples fails; one of fewer than 100 is taken together with those
     before it, and counts as 100 at least."""
+    check_output: Literal["hide", "show"] = "hide"
+    """Whether to show what a constraint prints in a worker, a few lines at a time; in the training process
+    (``check_workers`` 0) it is printed as it is."""
 
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""

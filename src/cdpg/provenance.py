@@ -37,7 +37,7 @@ _FREE = frozenset(
         "report_to",
     }
     | {"save_dtype", "trust_remote_code", "warmup_epochs", "decay_epochs"}
-    | {"evaluate_at_end", "check_workers", "check_failures"}
+    | {"evaluate_at_end", "check_workers", "check_failures", "check_output"}
 )
 """Settings that a resumed run may change without changing what it computes; learning rates are compared as they are."""
 _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})

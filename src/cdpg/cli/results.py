@@ -38,7 +38,7 @@ _NEW_SEEDS = 10**6
 """Seeds to choose from where none is given: short enough to be typed again."""
 _HOW_EVALUATED = (
     *("evaluation_samples", "evaluation_contexts", "seed", "trust_remote_code", "check_failures", "check_workers"),
-    *("device", "rows_per_pass", "tokens_per_pass"),
+    *("check_output", "device", "rows_per_pass", "tokens_per_pass"),
 )
 """Settings that an evaluation of a run may change and be the run's own: how closely and by what means it is measured,
 as its file tells, and not what is measured."""

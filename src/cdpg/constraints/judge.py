@@ -33,6 +33,8 @@ Constraints = Constraint | str | Sequence[Constraint | str]
 
 _HEAVY = ("torch", "transformers")
 _EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function'"
+_MOST_LINES = 20
+"""Of what a constraint prints, at a time."""
 _MISTAKEN = ("AttributeError", "TypeError")
 _OF_CHATS = (
     "; the prompts are chats, so that a completion is a list of one message: its text is completion[0]['content']"
@@ -143,6 +145,7 @@ class Judge:
             name, at_fault = name_of(self.constraints[place]), traits_of(self.constraints[place]).text_at_fault
             found = outcome if isinstance(outcome, Outcomes) else outcome[0].collect(outcome[1])
             exhausted += found.exhausted
+            self._tell_printed(name, found.printed)
             for sample, value in enumerate(found.values):
                 if value is None and sample not in found.failures:
                     continue
@@ -202,6 +205,15 @@ class Judge:
             self._tell_in_process(self.constraints[place], f"a new process cannot import it: {error}")
             self._pools[place] = None
         return self._pools[place]
+
+    def _tell_printed(self, name: str, text: str) -> None:
+        """What a constraint printed, line by line, and no more than some lines until they are told."""
+        start = f"{name} printed: "
+        lines = [line for line in text.splitlines() if line.strip()]
+        room = _MOST_LINES - sum(notice.startswith(start) for notice in self.notices)
+        self.notices += [start + line for line in lines[: max(0, room)]]
+        if 0 <= room < len(lines):
+            self.notices.append(f"{start}… (what follows is not shown)")
 
     def _tell_in_process(self, constraint: Constraint, why: str) -> None:
         self.notices.append(

@@ -27,6 +27,7 @@ from cdpg.workers.crew import Crew, Job, Worker
 from cdpg.workers.frames import Channel, pack, unpack
 from cdpg.workers.functions import resolve, traits_of
 from cdpg.workers.limits import Limits, adopt_orphans, be_silent, default_signals, use_one_arena
+from cdpg.workers.output import LONGEST
 from cdpg.workers.worker import in_words, told
 
 _FIRST_CHUNK = 16
@@ -52,6 +53,7 @@ class _Batch:
     values: list[Any]
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     exhausted: Counter[str] = field(default_factory=Counter)
+    printed: str = ""
 
 
 class Foreman:
@@ -130,6 +132,7 @@ class Foreman:
                     "values": batch.values,
                     "failures": sorted(batch.failures),
                     "exhausted": dict(batch.exhausted),
+                    "printed": batch.printed[:LONGEST],
                 }
             )
 
@@ -192,6 +195,7 @@ class Foreman:
             "each": job.each,
             "cpu": cpu,
             "megabytes": self._limits.megabytes,
+            "show": self._limits.show_output,
         }
         with contextlib.suppress(OSError):  # as in _ready_channels
             worker.take(job, message)
@@ -265,16 +269,17 @@ class Foreman:
                 return
             batch.values[job.places.start : job.places.stop] = answer["values"]
             batch.exhausted.update(answer["exhausted"])
+            batch.printed += answer["printed"]
             batch.left -= len(job.places)
             self._report(job.batch)
         elif raised is not None and raised["user"]:
             self._give_up(job.batch, raised["text"])
         elif not alone and (not job.each or (raised is not None and raised["kind"] == "memory")):
             self._suspect(job.batch, job.places)
-        elif raised is None:
-            self._failed(job.batch, job.places.start, "value", answer["misshapen"])
         else:
-            self._failed(job.batch, job.places.start, raised["kind"], in_words(raised))
+            batch.printed += answer["printed"]
+            kind, detail = ("value", answer["misshapen"]) if raised is None else (raised["kind"], in_words(raised))
+            self._failed(job.batch, job.places.start, kind, detail)
 
     def _suspect(self, batch: int, places: range) -> None:
         if places and batch in self._batches:

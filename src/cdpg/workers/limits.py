@@ -26,6 +26,8 @@ class Limits:
     """From the start of a call on one sample to the end of its worker."""
     megabytes: int = 1024
     """What a worker may add to the memory that it had at its start."""
+    show_output: bool = False
+    """Whether to keep what functions print."""
 
     @classmethod
     def of(cls, config: CDPGConfig, processes: int = 1) -> Limits:
@@ -33,7 +35,7 @@ class Limits:
         workers = config.check_workers
         if workers is None:
             workers = max(1, min(8, _cores() // max(1, processes)))
-        return cls(workers, config.check_seconds, config.check_memory)
+        return cls(workers, config.check_seconds, config.check_memory, config.check_output == "show")
 
     @property
     def cpu_seconds(self) -> float:

@@ -60,6 +60,8 @@ class Outcomes:
     """By place in the batch."""
     exhausted: Counter[str]
     """Samples that exhausted the function, which coped, by kind."""
+    printed: str = ""
+    """The beginning of what it printed, if that is to be shown."""
 
 
 class CannotStart(Exception):
@@ -118,7 +120,7 @@ class Pool:
         if "error" in message:
             raise UserError(message["error"])
         failures = {place: Failure(kind, detail) for place, kind, detail in message["failures"]}
-        return Outcomes(message["values"], failures, Counter(message["exhausted"]))
+        return Outcomes(message["values"], failures, Counter(message["exhausted"]), message["printed"])
 
     def close(self) -> None:
         """End all processes; a batch that was not collected is lost. Submitting opens the pool again."""

@@ -12,6 +12,7 @@ from cdpg.workers.coroutines import EventLoop
 from cdpg.workers.frames import Channel, as_plain, unpack
 from cdpg.workers.functions import exhaustion_counted
 from cdpg.workers.limits import Memory, die_with_parent, limit_cpu, limit_memory
+from cdpg.workers.output import output_kept
 
 POSITIONAL = "\0"
 """Name, of no column, of a list that is passed by position: ``function(values)`` and not ``function(name=values)``."""
@@ -36,7 +37,9 @@ def work(channel: Channel, functions: Mapping[str, Callable[..., Any]], foreman:
         function = functions[request["function"]]
         arguments = {key: unpack(packed) for key, packed in request["arguments"].items()}
         for batch in _singly(arguments) if request["each"] else [arguments]:
-            answer = _called(function, batch, request["cpu"], request["megabytes"], loop)
+            with output_kept(request["show"]) as printed:
+                answer = _called(function, batch, request["cpu"], request["megabytes"], loop)
+            answer["printed"] = printed.text
             now = Memory.now()
             settled = now.data if settled is None else settled
             answer["grown"] = now.peak - start.peak
