@@ -14,6 +14,7 @@ os.environ.update(
     HF_DATASETS_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
     OMP_NUM_THREADS="1",
+    GOMP_SPINCOUNT="1000",  # tests with more threads do not crawl when other tests want the cores
     TOKENIZERS_PARALLELISM="false",
     MPLBACKEND="agg",
 )

@@ -29,6 +29,11 @@ PROMPTS = ("a", "two dogs", "the quick brown fox jumps over one lazy dog", "def 
 M, LENGTH = 6, 14
 
 
+def further(*families: str) -> list[Any]:
+    """Families that go the same ways as those before them."""
+    return [pytest.param(family, marks=pytest.mark.exhaustive) for family in families]
+
+
 def contexts(prompts: Any = PROMPTS) -> list[Context]:
     return [Context(prompt=prompt, columns={}, row=i + 1) for i, prompt in enumerate(prompts)]
 
@@ -81,7 +86,7 @@ def test_gpt_neo_leaves_a_prompt_s_cache_in_its_place_while_its_local_window_rea
     assert "_attn" not in vars(module.transformer.h[0].attn.attention), "the model's own attention is back in its place"
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "llama", "t5", "bart"])
+@pytest.mark.parametrize("family", ["gpt_neo", "llama", "t5", *further("gpt2", "bart")])
 def test_the_same_samples_for_any_batch_split(family: str) -> None:
     """Identical in float64; sampling order, padding and neighbours leave no trace."""
     model = language_model(family, dtype="float64")
@@ -96,10 +101,10 @@ def test_the_same_samples_for_any_batch_split(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_almost_the_same_samples_for_any_batch_split_in_float32(family: str) -> None:
     model = language_model(family)
-    one, other = (draw(model, rows, samples=600) for rows in (2400, 173))
+    one, other = (draw(model, rows, samples=300) for rows in (1200, 173))
     width = min(one.tokens.shape[2], other.tokens.shape[2])
     same = (one.tokens[..., :width] == other.tokens[..., :width]).all(dim=2) & (one.lengths == other.lengths)
-    assert same.double().mean() >= 0.999
+    assert (~same).sum() <= 1, "of 1,200, one may part by rounding"
 
 
 def test_samples_do_not_depend_on_the_model_s_generation_config() -> None:
@@ -313,19 +318,19 @@ def test_gradient_of_log_prob_equals_that_of_a_plain_forward(family: str) -> Non
     assert float((shared - gradient(model, total)).norm() / shared.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "llama", "t5", "bart"])
+@pytest.mark.parametrize("family", ["llama", "t5", *further("gpt2", "gpt_neo", "bart")])
 def test_the_gradient_is_bit_for_bit_the_same_with_several_threads(family: str) -> None:
     """A prompt's part comes back from rows that several threads work on: in whatever order, were it left to them."""
     model = language_model(family)
-    samples = draw(model, rows_per_pass=64, samples=64)
-    rows = torch.randperm(len(PROMPTS) * 64, generator=torch.Generator().manual_seed(0))
+    samples = draw(model, rows_per_pass=64, samples=32)
+    rows = torch.randperm(len(PROMPTS) * 32, generator=torch.Generator().manual_seed(0))
     weights = torch.rand(len(rows), generator=torch.Generator().manual_seed(1))
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         first, *others = (
             gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob() @ weights)
-            for _ in range(6)
+            for _ in range(4)
         )
     finally:
         torch.set_num_threads(threads)
