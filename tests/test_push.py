@@ -7,18 +7,20 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 import tiny
-from cdpg.errors import UserError
+from cdpg.errors import RunError, UserError
 from cdpg.hub import push_folder
 from cdpg.runlog import write_yaml
 
@@ -33,7 +35,7 @@ class Hub:
         self.created: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.files: dict[str, bytes] = {}
-        self.allowed = True
+        self.allowed, self.refusal = True, 401
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,7 +46,7 @@ class Hub:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 hub.requests.append((self.command, self.path))
                 known = self.path.startswith("/objects/") or self.headers.get("Authorization") == f"Bearer {TOKEN}"
-                status, reply = hub.reply(self.command, self.path, body) if known and hub.allowed else (401, {})
+                status, reply = hub.reply(self.command, self.path, body) if known and hub.allowed else (hub.refusal, {})
                 data = json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -136,7 +138,8 @@ def test_a_run_is_pushed_by_the_command(hub: Hub, tmp_path: Path) -> None:
     hub.allowed = False
     refused = python(hub, tmp_path, "-m", "cdpg", "push", "run", "me/short")
     assert refused.returncode == 2, refused.stderr
-    assert "the hub refuses 'me/short' (status 401): log in" in refused.stderr
+    assert "the hub does not know who uploads to 'me/short': log in with 'hf auth login'" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 TRAINER = """
@@ -167,5 +170,65 @@ def test_what_cannot_be_pushed_is_said(tmp_path: Path) -> None:
         push_folder(tmp_path / "none", "me/short")
     with pytest.raises(UserError, match="'me short!' is no name of a repository"):
         push_folder(tmp_path, "me short!")
-    with pytest.raises(UserError, match="unset HF_HUB_OFFLINE"):
+    with pytest.raises(
+        UserError, match=f"offline mode: unset HF_HUB_OFFLINE and push again; the model stays in '{tmp_path}"
+    ):
         push_folder(tmp_path, "me/short")
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has the hub's library look for the hub at an address, without offline mode."""
+
+    def look(address: str) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+
+    return look
+
+
+def test_without_network_there_is_one_sentence(tmp_path: Path, online: Callable[[str], None]) -> None:
+    """From the command and from a trainer: both upload by this function."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        online(f"http://127.0.0.1:{free.getsockname()[1]}")  # where nobody listens
+        with pytest.raises(RunError, match=r"cannot reach the hub \(.+\): check the network") as told:
+            push_folder(tmp_path, "me/short", token=TOKEN)
+    assert str(told.value).endswith(f"and push to 'me/short' again; the model stays in {str(tmp_path)!r}")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "sentence"),
+    [
+        (401, UserError, r"does not know who uploads to 'me/short': log in with 'hf auth login'"),
+        (403, UserError, r"does not let you write to 'me/short' \(status 403\): name a repository of yours"),
+        (400, RunError, r"the upload to 'me/short' failed \(status 400\): "),
+    ],
+)
+def test_what_the_hub_refuses_is_said(
+    hub: Hub, tmp_path: Path, online: Callable[[str], None], status: int, kind: type[Exception], sentence: str
+) -> None:
+    online(hub.address)
+    hub.allowed, hub.refusal = False, status
+    with pytest.raises(kind, match=rf"{sentence}.*; the model stays in '{tmp_path}'$"):
+        push_folder(tmp_path, "me/short", token=TOKEN)
+
+
+def test_a_file_that_cannot_be_read_is_no_matter_of_the_network(
+    hub: Hub, tmp_path: Path, online: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", "config.json")
+
+    online(hub.address)
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", refuse)
+    with pytest.raises(RunError, match="the upload to 'me/short' failed: .*Permission denied.*; the model stays in"):
+        push_folder(tmp_path, "me/short", token=TOKEN)
+
+
+def test_an_option_that_the_hub_does_not_have_is_a_type_error(
+    hub: Hub, tmp_path: Path, online: Callable[[str], None]
+) -> None:
+    online(hub.address)
+    with pytest.raises(TypeError, match="privat"):
+        push_folder(tmp_path, "me/short", token=TOKEN, privat=True)

@@ -15,7 +15,6 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
     """
     if not folder.is_dir():
         raise UserError(f"there is no model's folder {str(folder)!r} to upload: train first")
-    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
@@ -28,21 +27,33 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
         api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
     except HFValidationError as error:
         raise UserError(f"{repo_id!r} is no name of a repository: expected user/name ({first_line(error)})") from error
-    except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
-        raise _told(repo_id, error) from error
+    except TypeError:  # an option that the hub's library does not have
+        raise
+    except Exception as error:  # by the name that the hub's HTTP library has for it, which is not always the same one
+        raise _told(repo_id, folder, error) from error
     return address
 
 
-def _told(repo_id: str, error: Exception) -> CDPGError:
-    """What stood in the way: the user's, if it is permission or the offline switch; else the network's or the hub's."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
+def _told(repo_id: str, folder: Path, error: Exception) -> CDPGError:
+    """What stood in the way, what to do, and where the model is: it is the user's, or the network's, or the hub's."""
+    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
+    kept = f"the model stays in {str(folder)!r}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, OfflineModeIsEnabled):
-        return UserError("nothing can be uploaded in offline mode: unset HF_HUB_OFFLINE")
-    if status in (401, 403):
+        return UserError(f"nothing can be uploaded in offline mode: unset HF_HUB_OFFLINE and push again; {kept}")
+    if status == 401 or isinstance(error, LocalTokenNotFoundError):
         return UserError(
-            f"the hub refuses {repo_id!r} (status {status}): log in with 'hf auth login', or set HF_TOKEN to a token "
-            f"that may write there"
+            f"the hub does not know who uploads to {repo_id!r}: log in with 'hf auth login', or set HF_TOKEN to a "
+            f"valid token, and push again; {kept}"
         )
-    return RunError(f"cannot upload to {repo_id!r}: {first_line(error)}; try again")
+    if status == 403:
+        return UserError(
+            f"the hub does not let you write to {repo_id!r} (status 403): name a repository of yours, or use a token "
+            f"that may write there, and push again; {kept}"
+        )
+    why = first_line(error)
+    if status is None and (type(error).__module__.startswith("http") or isinstance(error, ConnectionError)):
+        return RunError(f"cannot reach the hub ({why}): check the network, and push to {repo_id!r} again; {kept}")
+    answered = f" (status {status})" if status else ""
+    return RunError(f"the upload to {repo_id!r} failed{answered}: {why}; {kept}")
