@@ -222,7 +222,7 @@ def test_a_file_that_cannot_be_read_is_no_matter_of_the_network(
 
     online(hub.address)
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", refuse)
-    with pytest.raises(RunError, match="the upload to 'me/short' failed: .*Permission denied.*; the model stays in"):
+    with pytest.raises(RunError, match=r"the upload to 'me/short' failed: .*Permission denied.*; the model stays in"):
         push_folder(tmp_path, "me/short", token=TOKEN)
 
 
