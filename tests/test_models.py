@@ -17,7 +17,7 @@ import tiny
 from cdpg import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.loading import load_model
+from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.names import require_model
 from cdpg.models.text import Codec
 from cdpg.models.transformer import TransformerModel
@@ -371,14 +371,37 @@ def test_bfloat16_that_would_end_the_process_is_refused(monkeypatch: pytest.Monk
         language_model("llama", dtype="bfloat16")
 
 
-def test_under_reduced_precision_log_q_is_scored_like_the_base() -> None:
-    try:
-        model = language_model("llama", dtype="bfloat16")
-    except UserError:
-        pytest.skip("no bfloat16 on this CPU")
-    assert not model.exact_sampling
-    assert next(model.module.parameters()).dtype == torch.float32
-    samples = draw(model)
-    rescored = score_samples(model, samples, torch.arange(24), 200)
-    assert torch.isfinite(rescored).all()
-    assert (rescored.sum(dim=2) - samples.log_q).abs().max() > 1e-4, "this is why it is re-scored"
+def test_the_base_is_a_copy_that_training_leaves_alone() -> None:
+    policy, base = load_policy_and_base(tiny.make_model("llama"), CDPGConfig(device="cpu"), tiny.tokenizer_for("llama"))
+    samples = draw(policy)
+    before = score_samples(base, samples, torch.arange(24), 200)
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.mul_(1.1)
+    assert torch.equal(score_samples(base, samples, torch.arange(24), 200), before)
+    assert not torch.allclose(score_samples(policy, samples, torch.arange(24), 200), before, atol=1e-2)
+    assert not any(parameter.requires_grad for parameter in base.module.parameters())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_sampling_leaves_the_layers_as_they_were(family: str) -> None:
+    """Packed weights are a copy: it must be gone when the weights change."""
+    model = language_model(family)
+    draw(model)
+    assert not any("forward" in vars(module) for module in model.module.modules())
+
+
+def test_biases_and_the_last_bias_count() -> None:
+    """Random models start with biases of 0, where a lost one does not show."""
+    for family in ("gpt2", "bart", "marian"):
+        module = tiny.make_model(family)
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if name.endswith("bias"):
+                    tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)))
+        model = load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for(family))
+        samples = draw(model)
+        lone = torch.tensor([[alone(model, samples, c, s) for s in range(M)] for c in range(len(PROMPTS))])
+        rescored = score_samples(model, samples, torch.arange(len(PROMPTS) * M), tokens_per_pass=90).sum(dim=2)
+        assert (samples.log_q - lone).abs().max() < 1e-4
+        assert (rescored - lone).abs().max() < 1e-4
