@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
 
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.errors import UserError
+from cdpg.heldout import Examination
 from cdpg.runlog import read_jsonl
 from enumeration import tabular
 
@@ -163,7 +171,92 @@ def test_callbacks_are_added_and_removed(tmp_path: Path) -> None:
     assert trainer.pop_callback(recorder) is None
     trainer.add_callback(Recorder)
     trainer.remove_callback(Recorder)
-    with pytest.raises(Exception, match="EarlyStoppingCallback looks at held-out contexts"):
+    with pytest.raises(UserError, match="evaluations along the run, and there are none: pass eval_dataset"):
         trainer.add_callback(EarlyStoppingCallback)
     trainer.train()
     assert recorder.events == []
+
+
+def test_evaluating_and_uploading_by_hand_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    trainer = make(tmp_path, [recorder], epochs=1)
+    trainer.train()
+    best = trainer.state.best_metric
+    recorder.events.clear()
+    found = trainer.evaluate()
+    monkeypatch.setattr("cdpg.trainer.push_folder", lambda folder, repo_id: "address")
+    trainer.push_to_hub("me/model")
+    assert recorder.events == [("on_log", 1), ("on_evaluate", 1), ("on_push_begin", 1)]
+    assert trainer.state.log_history[-1]["eval_satisfaction"] == found["tuned"]["satisfaction"]["mean"]
+    assert trainer.state.best_metric == best
+
+
+def test_the_end_of_an_epoch_may_ask_for_an_evaluation_that_a_resumed_run_keeps(tmp_path: Path) -> None:
+    class Asks(TrainerCallback):  # type: ignore[misc]
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_evaluate = state.global_step in (1, 2, 3)
+
+    options: dict[str, Any] = {"epochs": 4, "evaluate_every": 3, "save_every": 2, "keep_checkpoints": 1}
+    make(tmp_path, [Asks], **options).train()
+    assert [line["epoch"] for line in read_jsonl(tmp_path / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
+    make(tmp_path / "part", [Asks], **(options | {"epochs": 2, "evaluate_every": 3})).train()
+    make(tmp_path / "part", **options).train(resume_from_checkpoint=True)
+    assert [line["epoch"] for line in read_jsonl(tmp_path / "part" / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_an_evaluation_that_cannot_be_made_is_refused_and_costs_no_epoch(tmp_path: Path) -> None:
+    class Asks(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_evaluate = state.global_step == 2
+
+    with pytest.raises(UserError, match="a callback asks for an evaluation, and there are no contexts for it"):
+        make(tmp_path, [Asks], None, save_every=100).train()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch-000002"]
+
+
+def test_stock_callbacks_live_without_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stock = [DefaultFlowCallback, PrinterCallback, ProgressCallback()]
+    assert make(tmp_path, stock, evaluate_every=0).train()["epoch"] == 3
+    assert capsys.readouterr().out.count("'satisfaction': ") == 6
+    assert not (tmp_path / "evaluations.jsonl").exists()
+    with pytest.raises(UserError, match="evaluations along the run, and evaluate_every is 0: raise it"):
+        make(tmp_path, [EarlyStoppingCallback], evaluate_every=0)
+
+
+def test_early_stopping_remembers_the_best_of_before_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {0: 0.2, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.95}
+
+    def along(self: Examination, epoch: int, tell: Any) -> dict[str, Any]:
+        return {"epoch": epoch, "metrics": {"satisfaction": {"mean": found[epoch]}}}
+
+    monkeypatch.setattr(Examination, "along", along)
+    make(tmp_path, epochs=1, evaluate_every=1).train()
+    record = make(tmp_path, [EarlyStoppingCallback(2)], epochs=4, evaluate_every=1).train(resume_from_checkpoint=True)
+    assert record["epoch"] == 3, "twice below the 0.9 of before the resume"
+
+
+def test_callbacks_see_what_a_longer_run_keeps_and_all_that_hugging_face_passes(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Looks(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, lr_scheduler: Any, train_dataloader: Any, **kwargs: Any
+        ) -> None:
+            seen.append((args.eval_steps, state.eval_steps, state.max_steps, lr_scheduler, kwargs["eval_dataloader"]))
+
+    make(tmp_path, [Looks], epochs=20, evaluate_every=None).train()
+    make(tmp_path, [Looks], epochs=30, evaluate_every=None).train(resume_from_checkpoint=True)
+    assert seen == [(2, 2, 20, None, None), (2, 2, 30, None, None)]
+
+
+def test_the_gradient_of_a_step_can_be_looked_at(tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    class Gradients(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            norms.append(sum(float(p.grad.square().sum()) for p in model.parameters()) ** 0.5)
+
+        on_optimizer_step = on_pre_optimizer_step
+
+    record = make(tmp_path, [Gradients], None, epochs=1).train()
+    assert norms == pytest.approx([record["grad_norm"]] * 2)

@@ -47,8 +47,8 @@ class Callbacks:
     An epoch is one step: ``on_epoch_begin``, ``on_step_begin``, for each optimiser step ``on_pre_optimizer_step`` and
     ``on_optimizer_step``, then ``on_step_end``, ``on_log``, where due ``on_evaluate`` and ``on_save``, and
     ``on_epoch_end``. Every call is given ``parts``, by the names that Hugging Face uses: ``model``,
-    ``processing_class``, ``optimizer``. A class is made into a callback without arguments. ``evaluates``: there are
-    held-out contexts.
+    ``processing_class``, ``optimizer``. A class is made into a callback without arguments. ``has_contexts``: there are
+    contexts to evaluate on.
     """
 
     def __init__(
@@ -56,17 +56,15 @@ class Callbacks:
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
         config: CDPGConfig,
         is_main: bool,
-        evaluates: bool,
+        has_contexts: bool,
         parts: Mapping[str, Any],
     ) -> None:
         self._callbacks: list[TrainerCallback] = []
-        self._arguments, self._evaluates, self._parts = Arguments(config, evaluates), evaluates, parts
+        self._has_contexts = has_contexts
+        self._parts = {"lr_scheduler": None, "train_dataloader": None, "eval_dataloader": None, **parts}
         self.control = TrainerControl()
-        self.state = TrainerState(
-            max_steps=config.epochs, num_train_epochs=config.epochs, logging_steps=1,
-            eval_steps=config.evaluation_interval, save_steps=config.save_every,
-        )  # fmt: skip
-        self.state.is_world_process_zero = self.state.is_local_process_zero = is_main
+        self.state = TrainerState(logging_steps=1, is_world_process_zero=is_main, is_local_process_zero=is_main)
+        self._settle(config)
         for callback in callbacks:
             self.add(callback)
 
@@ -74,9 +72,9 @@ class Callbacks:
         """Call this one too, after the others."""
         callback = callback() if isinstance(callback, type) else callback
         if not self._evaluates and isinstance(callback, EarlyStoppingCallback):
+            reason = "evaluate_every is 0: raise it" if self._has_contexts else "there are none: pass eval_dataset"
             raise UserError(
-                "EarlyStoppingCallback looks at held-out contexts, and there are none: "
-                "pass eval_dataset, or leave the callback out"
+                f"EarlyStoppingCallback looks at evaluations along the run, and {reason}, or leave the callback out"
             )
         self._callbacks.append(callback)
 
@@ -88,8 +86,12 @@ class Callbacks:
                 return known
         return None
 
-    def begin(self, done: int, history: Sequence[Mapping[str, Any]]) -> None:
-        """Training begins after so many epochs, which have left ``history``; an earlier wish to stop is forgotten."""
+    def begin(self, config: CDPGConfig, done: int, history: Sequence[Mapping[str, Any]]) -> None:
+        """Training begins after so many epochs, which have left ``history``; an earlier wish to stop is forgotten.
+
+        ``config``: a run that goes on may keep what it was begun with.
+        """
+        self._settle(config)
         self.control.should_training_stop = False
         self.state.epoch = self.state.global_step = done
         self.state.log_history = [dict(record) for record in history]
@@ -111,12 +113,13 @@ class Callbacks:
         self.call("on_step_end")
         self._log(record)
 
-    def evaluated(self, metrics: Mapping[str, float | None]) -> None:
+    def evaluated(self, metrics: Mapping[str, float | None], may_be_best: bool = True) -> None:
         """Log an evaluation and report it, and only then note whether it is the best so far."""
         self._log({**metrics, "epoch": self.state.epoch})
         self.control.should_evaluate = False
         self.call("on_evaluate", metrics=dict(metrics))
-        self._note_best(metrics.get(f"eval_{BEST}"), self.state.global_step)
+        if may_be_best:
+            self._note_best(metrics.get(f"eval_{BEST}"), self.state.global_step)
 
     def saved(self) -> None:
         """A checkpoint is written."""
@@ -137,6 +140,13 @@ class Callbacks:
                 ) from error
             self.control = self.control if result is None else result
 
+    def _settle(self, config: CDPGConfig) -> None:
+        """Have arguments and state say what the settings say."""
+        self._evaluates = self._has_contexts and config.evaluation_interval > 0
+        self._arguments = Arguments(config, self._evaluates)
+        self.state.max_steps = self.state.num_train_epochs = config.epochs
+        self.state.eval_steps, self.state.save_steps = self._arguments.eval_steps, config.save_every
+
     def _log(self, record: Mapping[str, Any]) -> None:
         self.control.should_log = False
         self.state.log_history.append({**record, "step": self.state.global_step})
@@ -145,6 +155,29 @@ class Callbacks:
     def _note_best(self, value: float | None, step: int) -> None:
         if value is not None and (self.state.best_metric is None or value > self.state.best_metric):
             self.state.best_metric, self.state.best_global_step = value, step
+
+
+class TakesCallbacks:
+    """What Hugging Face's trainer offers for callbacks, by the same names."""
+
+    _callbacks: Callbacks
+
+    @property
+    def state(self) -> TrainerState:
+        """What Hugging Face callbacks read: ``global_step`` (an epoch is a step), ``log_history`` and their like."""
+        return self._callbacks.state
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a class of one."""
+        self._callbacks.add(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback, or the first of a class, and return it; None if there is none."""
+        return self._callbacks.pop(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class."""
+        self._callbacks.pop(callback)
 
 
 def evaluation_logs(record: Mapping[str, Any]) -> dict[str, float | None]:

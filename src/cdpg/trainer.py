@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import TrainerState
 
 from cdpg import card, provenance, schedule, usage
-from cdpg.callbacks import Callbacks, evaluation_logs, history
+from cdpg.callbacks import Callbacks, TakesCallbacks, evaluation_logs, history
 from cdpg.chats import as_chats, notices_on_prompts
 from cdpg.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.config import CDPGConfig
@@ -53,7 +52,7 @@ _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
 
 
-class CDPGTrainer:
+class CDPGTrainer(TakesCallbacks):
     """Tunes a conditional language model towards p_c ∝ a(x|c) · b(x,c).
 
     ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
@@ -128,23 +127,6 @@ class CDPGTrainer:
         self._callbacks.call("on_init_end")
 
     @property
-    def state(self) -> TrainerState:
-        """What Hugging Face callbacks read: ``global_step`` (an epoch is a step), ``log_history`` and their like."""
-        return self._callbacks.state
-
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a class of one."""
-        self._callbacks.add(callback)
-
-    def pop_callback(self, callback: Any) -> Any:
-        """Remove a callback, or the first of a class, and return it; None if there is none."""
-        return self._callbacks.pop(callback)
-
-    def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class."""
-        self._callbacks.pop(callback)
-
-    @property
     def model(self) -> nn.Module:
         """The model being tuned."""
         return self.policy.module
@@ -174,7 +156,7 @@ class CDPGTrainer:
                     self._heed(stop, "stopped before the evaluation was done")
                     progress.working(text)
 
-                found = self.evaluate(tell)
+                found = self._evaluate_all(tell)
                 for notice in found.get("notices", ()):
                     progress.note(notice)
             self.processes.wait()
@@ -195,16 +177,17 @@ class CDPGTrainer:
                 evaluation = (len(self.eval_contexts), self._examination.seconds_per_context)
                 self._notices.of_first_epoch(self.args, record, watch, evaluation, progress.note)
             self._notices.of_epoch(record, progress.note)
-            if self.args.evaluates_after(number) or self.processes.any(self._callbacks.control.should_evaluate):
-                self._evaluate_along(number, progress, stop)
+            evaluated = self._evaluate_if(self.args.evaluates_after(number), number, progress, stop)
             nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
             hopeless = nonfinite_epochs == _NONFINITE_LIMIT
             signalled = self.processes.any(stop.received is not None)
             due = hopeless or signalled or number % self.args.save_every == 0 or number == self.args.epochs
             saved = self._save_if(due, number)
             self._callbacks.call("on_epoch_end")
-            if not saved:  # it may have asked for it
-                self._save_if(False, number)
+            # It may have asked for either; a checkpoint is to hold the evaluation.
+            late = not evaluated and not signalled and self._evaluate_if(False, number, progress, stop)
+            if late or not saved:
+                self._save_if(late and saved, number)
             if hopeless:
                 raise RunError(
                     f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; the "
@@ -219,12 +202,18 @@ class CDPGTrainer:
     def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
 
-        ``tell`` hears how far it has come.
+        ``tell`` hears how far it has come, and callbacks of the tuned model's means (``on_log``, ``on_evaluate``).
         """
+        found = self._evaluate_all(tell or unheard)
+        means = self.processes.from_main(evaluation_logs({"metrics": found.get(TUNED, {})}))
+        self._callbacks.evaluated(means, may_be_best=False)
+        return found
+
+    def _evaluate_all(self, tell: Callable[[str], None]) -> dict[str, Any]:
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
         with closing(self.held_out):
-            found = self._examination.final(tell or unheard)
+            found = self._examination.final(tell)
         if found is None:  # not the main process
             return {}
         return card.write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
@@ -320,15 +309,23 @@ class CDPGTrainer:
     def _heed(self, stop: GentleStop, situation: str) -> None:
         provenance.heed(stop, self.processes, situation, self._origin["command"])
 
-    def _evaluate_along(self, number: int, progress: Progress, stop: GentleStop) -> None:
-        """Measure the policy on some held-out contexts and log it; a signal puts it off until the run is resumed."""
-        if not self.eval_contexts:
-            return
+    def _evaluate_if(self, due: bool, number: int, progress: Progress, stop: GentleStop) -> bool:
+        """Measure the policy on some contexts and log it, if it is due or a callback asks for it; whether it was done.
+
+        A signal puts it off until the run is resumed.
+        """
+        asked = self.processes.any(self._callbacks.control.should_evaluate)
+        if not asked and not (due and self.eval_contexts):
+            return False
         progress.working(f"evaluating after epoch {number}")
         try:
+            if not self.eval_contexts:
+                raise UserError(
+                    "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
+                )
             record = self._examination.along(number, lambda text: self._heed(stop, text))
         except Interrupted:
-            return
+            return False
         except Exception:
             self._rescue(number, progress.note)
             raise
@@ -339,6 +336,7 @@ class CDPGTrainer:
             numbers = {name: value for name, value in means.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.evaluated(means)
+        return True
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
@@ -365,11 +363,11 @@ class CDPGTrainer:
         self.processes.wait()
         self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
-        self._callbacks.begin(done, self.processes.from_main(logged))
+        self._callbacks.begin(self.args, done, self.processes.from_main(logged))
         self._notices.of_start(progress.note)
         last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
-        if self.processes.any(last != done) and self.args.evaluates_after(done):
-            self._evaluate_along(done, progress, stop)
+        if self.processes.any(last != done):
+            self._evaluate_if(self.args.evaluates_after(done), done, progress, stop)
             self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         return done
 
