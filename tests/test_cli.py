@@ -92,7 +92,7 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["run", *OWN, "--set", "num_train_epochs=3"], "unknown setting 'num_train_epochs': use epochs"),
         (["run", *OWN, "--set", "learning_rte=3"], "did you mean 'learning_rate'"),
         (["run", "--model", "llama"], "contexts, constraint must be given"),
-        (["run", "nowhere.yaml"], "'nowhere.yaml' is not a configuration file"),
+        (["run", "nowhere.yaml"], "'nowhere.yaml' does not exist: expected a task's name"),
         (["run", *OWN[:4], "--constraint", "checks:odd"], "'checks' has no function 'odd'; it has even"),
         (["run", *OWN[:4], "--constraint", "nochecks:odd"], "there is no module 'nochecks'"),
         (["run", *OWN[:4], "--constraint", "checks"], "module:function"),

@@ -95,7 +95,7 @@ class Job:
         if missing:
             problems.append(
                 f"{_listed(missing)} must be given, by {_listed(map(term, missing))} or in the file; "
-                f"or give the name of a task"
+                f"or give the name of a task (cdpg tasks lists them)"
             )
         if problems:
             raise UserError("; ".join(problems))
@@ -240,7 +240,8 @@ def _prefixed(context: Context, prefix: str) -> Context:
 def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A file's settings, overlaid by the options that were given, overlaid by ``--set``."""
     if config is not None and not config.is_file():
-        raise UserError(f"{str(config)!r} is not a configuration file: expected a YAML file of settings")
+        what = "is a folder" if config.is_dir() else "does not exist"
+        raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings")
     values = read_yaml(config) if config is not None else {}
     given = {key: value for key, value in options.items() if value is not None}
     return {**values, **given, **parse_overrides(overrides, _TEXTS)}

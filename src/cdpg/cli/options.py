@@ -42,7 +42,12 @@ app = typer.Typer(
 
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting; repeatable.", autocompletion=complete_setting),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting, as cdpg settings lists them; repeatable.",
+        autocompletion=complete_setting,
+    ),
 ]
 TaskOrFile = Annotated[
     str | None,
@@ -57,17 +62,24 @@ Preset = Annotated[
 Method = Annotated[str | None, typer.Option(help="cdpg, dpg, reinforce or ziegler.", autocompletion=complete_method)]
 Methods = Annotated[str, typer.Option(help="Methods to compare, separated by commas.", autocompletion=complete_methods)]
 Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
-Contexts = Annotated[str | None, typer.Option(help="File of contexts; for code also a folder of sources.")]
-EvalContexts = Annotated[str | None, typer.Option(help="File of held-out contexts.")]
-ConstraintName = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What the outputs must satisfy.")]
-PromptColumn = Annotated[str | None, typer.Option(help="Column of the contexts that holds the prompt.")]
+Contexts = Annotated[
+    str | None, typer.Option(help="File of contexts (CSV, TSV, JSONL, JSON, text); for code also a folder.")
+]
+EvalContexts = Annotated[
+    str | None, typer.Option(help="File of held-out contexts; by default a tenth of the contexts.")
+]
+ConstraintName = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Function that judges outputs: rules:short is short in rules.py."),
+]
+PromptColumn = Annotated[str | None, typer.Option(help="Column that holds the prompt; by default prompt.")]
 PromptPrefix = Annotated[str | None, typer.Option(help="Text before every prompt.")]
 Chat = Annotated[
     bool | None,
     typer.Option("--chat", help="Send prompts as a user's messages, by the model's chat template.", show_default=False),
 ]
-System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of every chat.")]
-Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message of every chat, beside --chat.")]
+Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling, not passes over the data.")]
 Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
 

@@ -225,12 +225,14 @@ def sample(
 ) -> None:
     """Sample completions, with their log-probabilities.
 
-    They are drawn anew each time, and the seed that repeats them is shown. Prompts begin and completions end as they
-    did in the run; where its prompts were chats, the context is the one message of a user.
+    They are drawn anew each time, and the seed that repeats them is shown. For a run, prompts begin and completions end
+    as they did there, and the context is a user's message if its prompts were chats; for a chat model, add --chat.
 
-    Example:
+    Examples:
 
       cdpg sample runs/short --context "A sentence to translate." -n 4
+
+      cdpg sample HuggingFaceTB/SmolLM2-135M-Instruct --chat --context "Name three colours."
     """
     path, run = model_of(model)
     kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}

@@ -19,7 +19,7 @@ from cdpg.errors import UserError
 
 @app.command()
 def settings(
-    part: Annotated[str, typer.Argument(metavar="[PART]", help="Show only settings with this in their name.")] = "",
+    part: Annotated[str, typer.Argument(metavar="PART", help="Show only settings with this in their name.")] = "",
 ) -> None:
     """List the settings, for --set, YAML files and CDPGConfig.
 
