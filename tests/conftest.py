@@ -24,6 +24,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import warm
+
 torch.set_num_threads(1)
 
 # A slow machine is no failure, and a failure must come back when the test is run again.
@@ -36,6 +38,10 @@ def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+def pytest_unconfigure() -> None:
+    warm.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

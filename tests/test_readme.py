@@ -85,15 +85,18 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_experiments(tmp_path: Path) -> None:
-    """With the embedded models, as they stand, but for the size of the runs."""
+@pytest.mark.parametrize("figures", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_the_commands_of_the_experiments(tmp_path: Path, figures: bool) -> None:
+    """With the embedded models, as they stand, but for the size of the runs and, mostly, the report's PDFs."""
     (block,) = (block for block in blocks("sh") if "cdpg tasks" in block)
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     for line in block.splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "cdpg"
+        if not figures and "--figures" in words:
+            place = words.index("--figures")
+            del words[place : place + 2]
         sized = words[1] in ("run", "compare", "evaluate", "check")
         run(tmp_path, warm.python(), "-m", "cdpg", *words[1:], *(overrides if sized else []))
     assert (tmp_path / "runs" / "compare-translation-numbers" / "report.html").is_file()
-    assert list((tmp_path / "figures").glob("*.pdf"))
+    assert list((tmp_path / "figures").glob("*.pdf")) or not figures

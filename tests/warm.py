@@ -31,7 +31,7 @@ _MODULE = ["-m", "cdpg"]
 
 @functools.cache
 def python() -> str:
-    """The program. The server is started on the first call and ends with this process."""
+    """The program. The server is started on the first call; see :func:`close`."""
     import subprocess
     import tempfile
 
@@ -56,7 +56,19 @@ def python() -> str:
 
 
 _SERVERS: list[Any] = []
-"""Kept: it ends when the pipe to it is closed, at the end of this process."""
+
+
+def close() -> None:
+    """End the server, if there is one; it also ends when this process does."""
+    import shutil
+
+    for server in _SERVERS:
+        server.stdin.close()
+        server.wait(30)
+        server.stdout.close()
+        shutil.rmtree(os.path.dirname(server.args[2]))
+    _SERVERS.clear()
+    python.cache_clear()
 
 
 class Fork(NamedTuple):
