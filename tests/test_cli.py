@@ -63,7 +63,7 @@ def test_run_and_sample(workplace: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "cdpg on llama: 2 contexts, 3 epochs of 2 contexts × 4 samples" in result.stderr
     assert "epoch 3/3" in result.stderr
-    assert re.search(r"an epoch takes about .*for the rest of the run; at most .* of memory", result.stderr)
+    assert re.search(r"an epoch takes about .*; at most .* of memory", result.stderr)
     assert "cdpg sample out" in result.stdout
     assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
     again = cdpg(workplace, "run", "out/config.yaml", "--output-dir", "again")
@@ -295,11 +295,12 @@ def test_samples_are_drawn_anew_unless_a_seed_is_given(tmp_path: Path) -> None:
     words = ["sample", str(tmp_path), "--context", "two dogs", "--set", "max_completion_length=12"]
     first, second = (CliRunner().invoke(app, words) for _ in range(2))
     assert first.stdout != second.stdout
-    seed = re.fullmatch(r"the same samples again: --seed (\d+)\n", first.stderr)
+    seed = re.search(r"the same samples again: --seed (\d+)\n$", first.stderr)
     assert seed is not None
     for again in (["--seed", seed[1]], ["--set", f"seed={seed[1]}"]):
         repeated = CliRunner().invoke(app, [*words, *again])
-        assert (repeated.stdout, repeated.stderr) == (first.stdout, "")
+        assert repeated.stdout == first.stdout
+        assert "--seed" not in repeated.stderr
 
 
 def test_the_version_is_told() -> None:

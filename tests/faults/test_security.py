@@ -136,6 +136,8 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
 RUNS_CODE = {"eval", "exec", "__import__", "compile", "execfile"}
 COMPILES = {"src/cdpg/constraints/python_code.py", "recipes/code_tiny_data.py"}
 """Compiling is not running: the check of generated functions, and the choice of sources to train on, do the former."""
+RUNS_OWN_SOURCE = {"src/cdpg/usage.py", "tests/test_snippet.py"}
+"""These run text that is code already: the source of a stop rule's class that is loaded, and the program on a card."""
 READS_PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 READS_ANYTHING = ("torch.load", "torch.jit.load", "read_pickle", "yaml.load", "yaml.unsafe_load", "yaml.full_load")
 
@@ -168,6 +170,8 @@ def test_nothing_runs_text_or_reads_pickles(path: Path) -> None:
     found = set(dangers(ast.parse(path.read_text(encoding="utf-8"))))
     if path.relative_to(ROOT).as_posix() in COMPILES:
         found -= {"compile"}
+    if path.relative_to(ROOT).as_posix() in RUNS_OWN_SOURCE:
+        found -= {"compile", "exec"}
     assert found == set()
 
 
