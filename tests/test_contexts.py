@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import datetime
+import decimal
+import fractions
 import hashlib
 import json
 from collections.abc import Iterator
@@ -495,29 +497,126 @@ def test_other_data_have_another_fingerprint(other: list[Context]) -> None:
     assert fingerprint(other) != fingerprint([Context("a", {"k": 1}, 1), Context("b", {"k": 1}, 2)])
 
 
-def test_the_fingerprint_takes_any_value() -> None:
-    def of(value: Any) -> str:
-        return fingerprint([Context("a", {"k": value}, 1)])
-
-    day = datetime.date(2020, 1, 2)
-    values = [
-        b"x",
-        b"y",
-        {1, 2},
-        {1, 3},
-        np.arange(3),
-        np.arange(4),
-        np.float32(0.5),
-        day,
-        None,
-        float("nan"),
-        {"x": 1},
-    ]
-    assert len({of(value) for value in values}) == len(values)
-    assert of({"b", "a"}) == of({"a", "b"})
-    assert of(object()) == of(object())  # no memory address
+def fingerprint_of(value: Any) -> str:
+    return fingerprint([Context("a", {"k": value}, 1)])
 
 
-def test_a_number_of_an_uncommon_type_has_a_fingerprint() -> None:
-    contexts = load_contexts([{"prompt": "a", "weight": np.longdouble(1)}])
-    assert fingerprint(contexts) == fingerprint(contexts)
+SAMPLE_VALUES: list[Any] = [
+    b"x",
+    b"y",
+    {1, 2},
+    {1, 3},
+    np.arange(3),
+    np.arange(4),
+    np.arange(3.0),
+    np.float32(0.5),
+    np.float32(0.25),
+    datetime.date(2020, 1, 2),
+    datetime.date(2020, 1, 3),
+    datetime.datetime(2020, 1, 2),
+    datetime.timedelta(seconds=1),
+    datetime.timedelta(seconds=2),
+    np.timedelta64(1, "s"),
+    np.timedelta64(2, "s"),
+    None,
+    float("nan"),
+    1,
+    1.0,
+    True,
+    "1",
+    {"x": 1},
+    {"x": 2},
+    1j,
+    2j,
+    np.complex64(1j),
+    np.complex64(2j),
+    decimal.Decimal("0.1"),
+    decimal.Decimal("0.2"),
+    fractions.Fraction(1, 2),
+    fractions.Fraction(1, 3),
+    np.longdouble(1),
+    np.longdouble(1) / 3,
+    np.array([np.longdouble(1)]),
+    np.array([np.longdouble(2)]),
+    np.clongdouble(1 + 1j),
+    np.clongdouble(1 + 2j),
+]
+
+
+def test_values_that_differ_have_fingerprints_that_differ() -> None:
+    found: dict[str, Any] = {}
+    for value in SAMPLE_VALUES:
+        assert fingerprint_of(value) not in found, (value, found[fingerprint_of(value)])
+        found[fingerprint_of(value)] = value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"b", "a", "c"}, {"c", "b", "a"}),
+        ({"x": 1, "y": 2}, {"y": 2, "x": 1}),
+        ((1, 2), [1, 2]),
+        (bytearray(b"x"), b"x"),
+        (np.longdouble("0.5"), np.longdouble(1) / 2),
+        (np.array([1, 2], dtype=">i8"), np.array([1, 2], dtype="<i8")),
+        (decimal.Decimal("1.5"), decimal.Decimal((0, (1, 5), -1))),
+        (object(), object()),  # no memory address
+    ],
+)
+def test_values_that_are_built_differently_and_say_the_same_share_a_fingerprint(one: Any, other: Any) -> None:
+    assert fingerprint_of(one) == fingerprint_of(other)
+
+
+@pytest.mark.parametrize(
+    ("value", "line", "digest"),
+    [
+        (
+            "é",
+            r'["a", {"mapping": [["k", "\u00e9"]]}]',
+            "1ec85a80e5f5065a00aa44ab937fba239572a4139a8f89206cc55ddd23c48872",
+        ),
+        (
+            [1, 2.5, None, True],
+            '["a", {"mapping": [["k", [1, 2.5, null, true]]]}]',
+            "f1312bc059652fe4d7f34da5c0611b3b9ed89971116f28353580dedfcc862fff",
+        ),
+        (
+            {"y": 1, "x": "z"},
+            '["a", {"mapping": [["k", {"mapping": [["x", "z"], ["y", 1]]}]]}]',
+            "73378b88ed81ade92d90a850473f04f45c804b19a7352fe14186710e7e3fa034",
+        ),
+        (
+            np.float32(0.5),
+            '["a", {"mapping": [["k", {"float32": 0.5}]]}]',
+            "ce9c58d3014cf8ab6ce4cfda6f10406463c4df6fb70ff4ad0d783b76a352a5c9",
+        ),
+        (
+            datetime.date(2020, 1, 2),
+            '["a", {"mapping": [["k", {"date": "2020-01-02"}]]}]',
+            "8e33e9778523cb482700efde0fc372f5393d200a197649ca487f147a186b03c5",
+        ),
+        (
+            decimal.Decimal("0.10"),
+            '["a", {"mapping": [["k", {"Decimal": "0.10"}]]}]',
+            "83a2b43ad76b81ea72d4985e0dabb664ced443c0772645d245661d9544fc252c",
+        ),
+        (
+            np.longdouble("0.5"),
+            '["a", {"mapping": [["k", {"longdouble": "0.5"}]]}]',
+            "b2ac5638d1f915fe5eecc2a45623877abb1b1a9cf503aae5ddd643609496d141",
+        ),
+    ],
+)
+def test_known_fingerprints(value: Any, line: str, digest: str) -> None:
+    """SHA-256 of the line, as any other program computes it (``sha256sum``)."""
+    assert hashlib.sha256(line.encode("ascii") + b"\n").hexdigest() == digest
+    assert fingerprint_of(value) == digest
+
+
+def test_contexts_that_differ_in_a_number_of_an_uncommon_type_are_no_duplicates() -> None:
+    told: list[str] = []
+    load_contexts([{"prompt": "a", "weight": np.longdouble(n)} for n in (1, 2)], notify=told.append)
+    assert told == []
+    load_contexts([{"prompt": "a", "weight": np.longdouble(n)} for n in (1, 1)], notify=told.append)
+    assert len(told) == 1
+    assert told[0].startswith("1 of 2 contexts is a duplicate")

@@ -48,6 +48,22 @@ def test_distinct_entities_are_counted_once_and_in_any_case() -> None:
     assert entities_from_source([ARTICLE.replace("Germany", "GERMANY")], [FOUR]) == [True]
 
 
+def test_entities_are_compared_in_lower_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: every capitalised word is an entity."""
+    named = {"Germany Paris Anna Bob": "PARIS bob Bob ANNA GERMANY", "GERMANY Germany PARIS Paris": "Germany Paris"}
+    monkeypatch.setattr(
+        entities,
+        "labelled_entities",
+        lambda texts: [[(word, "GPE") for word in text.split() if word[0].isupper()] for text in texts],
+    )
+    entities.source_entities.cache_clear()
+    assert entity_sets(named) == [frozenset({"germany", "paris", "anna", "bob"}), frozenset({"germany", "paris"})]
+    assert entity_sets(named.values()) == entity_sets(named)
+    # The second names two entities, each in two ways: too few.
+    assert entities_from_source(list(named.values()), list(named)) == [True, False]
+    entities.source_entities.cache_clear()
+
+
 def test_the_source_column_holds_the_full_article() -> None:
     assert entities_from_source(["summarize: cut"], [FOUR], source=[ARTICLE], other=["x"]) == [True]
     assert entities_from_source(["summarize: " + ARTICLE], [FOUR]) == [True]

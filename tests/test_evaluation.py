@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.constraints.entities import labelled_entities
 from cdpg.contexts import Context
 from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import METRICS
@@ -177,6 +179,24 @@ def test_bleu_from_sums_is_that_of_the_corpus() -> None:
     assert twice == pytest.approx(sacrebleu.corpus_bleu(*repeated).score, rel=1e-9)
 
 
+def test_bleu_by_hand() -> None:
+    """BLEU = 100 · exp(min(0, 1 - r/l)) · (p₁ p₂ p₃ p₄)^(1/4), of l words against r in the reference.
+
+    pₙ is matches over n-grams, summed over the outputs. Of the orders without a match, the first has half a match, the
+    second a quarter.
+    """
+    reference, poor, perfect = "a b c d e", "a b x c", "a b c d e"
+    # Matches of the first: a, b, c of 4 words; a b of 3 pairs; none of 2 triples; none of 1 quadruple.
+    by_hand = 100 * math.exp(1 - 5 / 4) * (3 / 4 * 1 / 3 * (1 / 2) / 2 * (1 / 4) / 1) ** (1 / 4)
+    assert bleu_statistic([[poor]], [reference], str).value() == pytest.approx(by_hand, rel=1e-12)
+    assert by_hand == pytest.approx(27.53477, abs=1e-5)
+    # Of both: 8 of 9, 5 of 7, 3 of 5, 2 of 3.
+    both = 100 * math.exp(1 - 10 / 9) * (8 / 9 * 5 / 7 * 3 / 5 * 2 / 3) ** (1 / 4)
+    assert bleu_statistic([[poor, perfect]], [reference], str).value() == pytest.approx(both, rel=1e-12)
+    assert bleu_statistic([[poor], [perfect]], [reference] * 2, str).value() == pytest.approx(both, rel=1e-12)
+    assert both == pytest.approx(63.52430, abs=1e-5)
+
+
 def test_masked_bleu_does_not_care_how_numbers_are_written() -> None:
     context = Context("two cats", {"reference": "deux chats dorment sur le lit"}, 1)
     found = TranslationMeasure()([context], [["2 chats dorment sur le lit"]])
@@ -207,6 +227,20 @@ def test_code_is_measured_with_its_signature() -> None:
     assert found.frequencies["compile_outcome"]["ok"] == 2
     assert found.frequencies["pep8_code"]["E271"] == 1
     assert found.remarks["line"] == [[None, 2, None]]
+
+
+def test_figures_of_code_by_hand() -> None:
+    """What stands above the signature is no part of the function; ``break`` parses here and does not compile."""
+    context = Context("import os\n\n\ndef f(a):", {"signature": "def f(a):"}, 1)
+    found = CodeMeasure()([context], [["\n    a = a  + 1\n    a = a  + 2\n    return a", "\n    break"]])
+    assert found.features["compilability"].tolist() == [[1.0, 0.0]]
+    assert found.features["pep8_violations"].tolist() == [[2.0, 0.0]]
+    assert found.frequencies["pep8_code"] == {"E221": 2}
+    assert found.features["characters"].tolist() == [[9 + 1 + 14 + 1 + 14 + 1 + 12, 9 + 1 + 9]]
+    # Module, function, arguments and a; twice assignment, name, store, operation, name, load, sum and number; return,
+    # name, load.
+    assert np.array_equal(found.features["ast_nodes"], [[4 + 2 * 8 + 3, np.nan]], equal_nan=True)
+    assert found.remarks["line"] == [[None, 5]]
 
 
 def test_the_line_of_an_error_is_counted_from_the_prompt_s_first() -> None:
@@ -267,6 +301,29 @@ def test_summaries_are_measured_against_source_and_reference() -> None:
     assert found.features["recall_target"].tolist() == [[1.0]]
     assert found.features["rouge_l"].tolist() == [[1.0]]
     assert found.frequencies["entity_label"]["PERSON"] == 2
+
+
+def capitalised(function: Any, texts: Any, exhausted: Any = None) -> list[Any]:
+    """Stands for the recogniser: capitalised words are persons, those in capitals organisations."""
+    assert function is labelled_entities
+    return [
+        [(word, "ORG" if word.isupper() else "PERSON") for word in text.split() if word[0].isupper()] for text in texts
+    ]
+
+
+def test_figures_of_a_summary_by_hand() -> None:
+    columns = {"source": "ANNA saw Bob and Carl", "reference": "Bob saw cats with Dora"}
+    summary = "Anna and Bob saw ANNA cat with Fay and Bob"
+    found = SummaryMeasure()([Context("summarize: Anna", columns, 1)], [[summary]], capitalised)
+    assert {name: table.tolist() for name, table in found.features.items()} == {
+        "entities": [[3.0]],  # anna, bob, fay
+        "precision_source": [[2 / 3]],  # anna and bob
+        "recall_target": [[1 / 2]],  # bob, of bob and dora
+        "distinct_2": [[8 / 9]],  # "and Bob" twice
+        # Bob saw with: 3 of 10 words here, 3 of 5 there, and the harmonic mean of both shares. cat is not cats.
+        "rouge_l": [[pytest.approx(2 * 0.3 * 0.6 / (0.3 + 0.6), rel=1e-12)]],
+    }
+    assert found.frequencies == {"entity_label": {"PERSON": 4, "ORG": 1}}
 
 
 @pytest.mark.parametrize("columns", [{}, {"reference": None}, {"reference": ""}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cdpg import demo
 from cdpg.constraints.judge import Judge, Verdicts
 from cdpg.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.workers.functions import text_check
 
 CONTEXTS = [Context("p", {"k": 1}, 1), Context("q", {"k": 2}, 2)]
 
@@ -100,6 +102,17 @@ def test_columns_come_as_keyword_lists() -> None:
     assert judge(check) == [1.0, 1.0]
 
 
+def test_token_ids_come_with_their_own_sample() -> None:
+    given: list[Any] = []
+
+    def check(prompts: Any, completions: Any, completion_ids: Any) -> list[bool]:
+        given.append((completions, completion_ids))
+        return [len(ids) == len(text) for text, ids in zip(completions, completion_ids, strict=True)]
+
+    assert judge(check) == [1.0, 1.0]
+    assert given == [(["x", "yy"], [[1], [2, 3]])]
+
+
 def test_a_chat_prompt_is_answered_by_a_message() -> None:
     chat = [Context(({"role": "user", "content": "hi"},), {}, 1)] * 2
 
@@ -117,6 +130,33 @@ def test_an_exception_is_told_with_its_line() -> None:
 
     with pytest.raises(RunError, match=r"broken raised ZeroDivisionError: oops \(.*test_judge.py, line \d+\)"):
         judge(broken)
+
+
+def raising(error: BaseException, at: str) -> Any:
+    def raises(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+        if at in completions:
+            raise error
+        return [1.0] * len(completions)
+
+    return raises
+
+
+def test_a_failure_names_the_constraint_that_failed() -> None:
+    found = verdicts([returning([1.0, 1.0]), raising(ZeroDivisionError("oops"), "yy")])
+    assert (found.b, found.inapplicable, found.exhausted) == ([1.0, 0.0], frozenset(), Counter())
+    assert {place: (failure.constraint, failure.kind) for place, failure in found.failures.items()} == {
+        1: ("test_judge:raising.<locals>.raises", "exception")
+    }
+
+
+@pytest.mark.parametrize(("error", "kind"), [(MemoryError(), "memory"), (RecursionError(), "recursion")])
+def test_what_a_text_exhausts_is_a_verdict_of_a_marked_function_alone(error: BaseException, kind: str) -> None:
+    plain, marked = raising(error, "yy"), text_check()(raising(error, "yy"))
+    found = verdicts([returning([0.5, 1.0]), marked])
+    assert (found.b, found.failures, found.exhausted) == ([0.5, 0.0], {}, {kind: 1})
+    found = verdicts([returning([0.5, 1.0]), plain])
+    assert (found.b, found.exhausted) == ([0.5, 0.0], {})
+    assert {place: failure.kind for place, failure in found.failures.items()} == {1: kind}
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ Everything that can be wrong with the data is found here, before a model is load
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import hashlib
 import json
+import numbers
 import os
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -352,6 +354,8 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": hashlib.sha256(value).hexdigest()}
     converted = _converted(value)
+    if converted is None and isinstance(value, (numbers.Number, datetime.timedelta)):
+        converted = str(value)  # the other numbers, such as decimals and numpy's longest floats: their text says it all
     if converted is not None:
         return {type(value).__name__: _canonical(converted)}
     return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}  # its text may hold a memory address
