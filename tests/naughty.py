@@ -78,6 +78,16 @@ def of_the_text(texts: list[str]) -> list[int]:
     return lengths(texts)
 
 
+def computing_left(texts: list[str]) -> list[bool]:
+    """Whether a limit on computing time holds in this call."""
+    return [signal.getitimer(signal.ITIMER_PROF)[0] > 0.0] * len(texts)
+
+
+@text_check()
+def computing_left_of_the_text(texts: list[str]) -> list[bool]:
+    return computing_left(texts)
+
+
 @text_check()
 def hungry(texts: list[str]) -> list[bool]:
     """Whether so many megabytes can be had at once; copes with less, as a check that catches MemoryError does."""

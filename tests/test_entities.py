@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import time
+import types
 from typing import Any
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labels_are_those_of_the_specification() -> None:
     found = labelled_entities(["Laura Bennett paid 300 dollars in Paris on Monday."])[0]
     assert found == [("Laura Bennett", "PERSON"), ("Paris", "GPE")]
+
+
+def test_seven_labels_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that the model tells apart; one entity of each label, in the order of the model's list."""
+    every = "CARDINAL DATE EVENT FAC GPE LANGUAGE LAW LOC MONEY NORP ORDINAL ORG PERCENT PERSON PRODUCT QUANTITY TIME"
+    found = [types.SimpleNamespace(text=f"a {label}", label_=label) for label in [*every.split(), "WORK_OF_ART"]]
+    reader = types.SimpleNamespace(pipe=lambda texts, batch_size: [types.SimpleNamespace(ents=found) for _ in texts])
+    monkeypatch.setattr(entities, "pipeline", lambda: reader)
+    counted = ["EVENT", "FAC", "GPE", "LOC", "NORP", "ORG", "PERSON"]
+    assert labelled_entities(["x"]) == [[(f"a {label}", label) for label in counted]]
 
 
 def test_precision_and_recall_with_their_empty_sets() -> None:

@@ -24,6 +24,7 @@ from cdpg.models.tabular import TabularModel
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.runlog import read_jsonl
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
+from side_by_side import side_by_side
 
 SEED = 5
 
@@ -131,6 +132,23 @@ def test_softly_satisfying_samples_of_others_are_scored_for_the_pool(tmp_path: P
             expected[name].append(float((ratio[kept] / ratio.sum() * gap).sum()))
     for name, values in expected.items():
         assert found.metrics()[name]["kl_target_policy_pooled"]["mean"] == pytest.approx(np.mean(values), rel=1e-9)
+
+
+def test_several_processes_evaluate_as_one_does(tmp_path: Path) -> None:
+    """Each scores the other model's samples of its own contexts, which take their places in the pool."""
+    whole, part = (
+        side_by_side(
+            count,
+            lambda processes: replace(trainer(tmp_path, evaluation_samples=12).held_out, processes=processes).evaluate(
+                {"tuned": lambda: tabular(SEED + 1)}, {}, lambda text: None
+            ),
+        )
+        for count in (1, 2)
+    )
+    assert whole[0] is not None
+    assert part[0] is not None
+    assert part[1] is None, "the main process alone has the figures"
+    assert part[0].metrics() == whole[0].metrics()
 
 
 MANY = [Context(context.prompt, {}, row) for row, context in enumerate(contexts_of(3) * 43, start=1)][:128]

@@ -208,6 +208,12 @@ def test_outcome_names_the_kind_of_error(body: str, outcome: str) -> None:
     assert compile_outcome(function_source(SIGNATURE, body)) == outcome
 
 
+@pytest.mark.parametrize("above", ["import os\n\n\n", "x = 1\ny = 2\n", "def g():\n    pass\n\n\n"])
+def test_statements_above_the_signature_compile_with_the_function(above: str) -> None:
+    assert judged("\n    return x", above + SIGNATURE)
+    assert compile_outcome(above + SIGNATURE + "\n    return x\n") == "ok"
+
+
 def test_nodes_of_the_tree() -> None:
     # Module, FunctionDef, arguments, arg, Return, Name, Load
     assert ast_nodes("def f(x):\n    return x\n") == 7

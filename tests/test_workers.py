@@ -122,6 +122,13 @@ def test_computing_time_is_what_counts_for_a_marked_function() -> None:
     assert time.monotonic() - started < 10.0
 
 
+def test_computing_time_is_limited_for_a_marked_function_alone() -> None:
+    with pool(naughty.computing_left, naughty.computing_left_of_the_text) as made:
+        assert made.collect(made.submit(naughty.computing_left, ["x", "y"])).values == [False, False]
+        assert made.collect(made.submit(naughty.computing_left_of_the_text, ["x", "y"])).values == [True, True]
+        assert made.collect(made.submit(naughty.computing_left, ["x", "y"])).values == [False, False]
+
+
 def test_a_marked_function_that_stands_still_is_late() -> None:
     found = outcome(naughty.of_the_text, ["good", "stop", "good"], limits=Limits(1, 0.5, 128))
     assert {place: failure.kind for place, failure in found.failures.items()} == {1: "timeout"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import tiny
 from cdpg import CDPGConfig, CDPGTrainer, provenance
 from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.heldout import Examination
+from cdpg.models.tabular import TabularModel
 from cdpg.optimization import Updater
 from cdpg.runlog import read_jsonl
 from cdpg.wording import on_command_line
@@ -73,6 +75,17 @@ def test_what_would_make_it_another_run_is_refused_and_named(run: Path, change: 
     with pytest.raises(UserError, match=told):
         make(run, epochs=6, **change).train(resume_from_checkpoint=True)
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_tokenizer_that_makes_other_prompts_of_the_same_texts_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = TabularModel.encode
+    monkeypatch.setattr(TabularModel, "encode", lambda *given: encode(*given)[::-1])
+    then, now = (hashlib.sha256(text).hexdigest() for text in (b"[(0,), (1,), (2,)]", b"[(2,), (1,), (0,)]"))
+    told = f"the result would be another: the tokens changed from '{then}' to '{now}'. Give what"
+    with pytest.raises(UserError, match=re.escape(told)):
+        make(run, epochs=6).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("change", [{"tokens_per_pass": 7}, {"rows_per_pass": 5}])
