@@ -38,9 +38,10 @@ unit: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive -m "faults or exhaustive"
 
-# Faults put into the source one by one: shows those that no test notices.
+# Faults put into the source one by one, made by hand and by mutmut: shows those that no test notices.
 test-mutants: $(READY)
 	$(BIN)/python tests/mutants/run.py --workers $(WORKERS)
+	$(BIN)/python tests/mutants/core.py --workers $(WORKERS)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt

@@ -1,15 +1,27 @@
-"""The list of hand-made faults fits the source as it is; whether tests notice them, ``make test-mutants`` shows."""
+"""The lists of faults fit the source as it is, and what tries them works; ``make test-mutants`` tries them."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mutants import fault_list
 from mutants.fault_list import ROOT, Fault
+
+sys.path.append(str(Path(fault_list.__file__).parent))  # scripts there import each other
+
+import forks
+import patching
+import survivors
+from coverage_map import CoverageMap
+from operators import mutants_of
 
 FAULTS = fault_list.load()
 
@@ -77,3 +89,99 @@ def test_areas_and_names_choose_faults(tmp_path: Path, monkeypatch: pytest.Monke
     assert names(areas=("two",), names=("first",)) == ["first", "third"]
     with pytest.raises(ValueError, match="no area is called three"):
         names(areas=("three",))
+
+
+def test_mutants_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "example.py"
+    path.write_text(
+        "def double(x, by=2):\n    return x * by\n\n\nclass Thing:\n    def f(self):\n        return not self.x\n",
+        encoding="utf-8",
+    )
+    mutants = list(mutants_of(str(path)))
+    assert {(mutant.function, mutant.lines, mutant.change) for mutant in mutants} == {
+        ("double", (1,), "- def double(x, by=2):\n+ def double(x, by=3):"),
+        ("double", (2,), "- return x * by\n+ return x / by"),
+        ("Thing.f", (7,), "- return not self.x\n+ return self.x"),
+    }
+    assert all(compile(mutant.source, mutant.file, "exec") for mutant in mutants)
+    assert len({mutant.name for mutant in mutants}) == len(mutants)
+
+
+def test_a_patched_function_runs_the_mutant() -> None:
+    from cdpg.target import log_target
+
+    (mutant,) = (one for one in mutants_of("src/cdpg/target.py") if "log_a - b.log()" in one.change)
+    arguments = torch.tensor([-1.0]), torch.tensor([0.5])
+    code = log_target.__code__
+    try:
+        before = log_target(*arguments)
+        patching.patch(mutant)
+        after = log_target(*arguments)
+    finally:
+        log_target.__code__ = code
+    assert torch.equal(after - before, -2 * arguments[1].log())
+
+
+def test_a_patch_reaches_methods_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "patched_example.py"
+    path.write_text(
+        "class Thing:\n    @staticmethod\n    def f(x, by=2, *, more=10):\n        return x * by + more\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(patching, "_module", lambda file: "patched_example")
+    found = {}
+    for mutant in mutants_of(str(path)):
+        module = importlib.import_module("patched_example")
+        patching.patch(mutant)
+        found[mutant.change.partition("\n+ ")[2]] = module.Thing.f(4)
+        del sys.modules["patched_example"]
+    assert found == {
+        "def f(x, by=3, *, more=10):": 22,
+        "def f(x, by=2, *, more=11):": 19,
+        "return x / by + more": 12,
+        "return x * by - more": -2,
+    }
+
+
+def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
+    lines = CoverageMap(
+        seconds={"a": 3.0, "b": 1.0, "c": 0.5, "fixture": 4.0, "d": 0.1},
+        contexts={"a": {"a"}, "b": {"b"}, "c": {"c", "fixture"}, "d": {"d"}},
+        lines={("f", 1): {"a", "fixture"}, ("f", 2): {"b"}, ("f", 3): {"d"}},
+    )
+    assert lines.tests_of("f", [1, 2], limit=100) == ["b", "a", "c"]
+    assert lines.tests_of("f", [1, 2], limit=8) == ["b", "a"]
+    assert lines.tests_of("f", [1], limit=1) == ["a"], "one test at least"
+    assert lines.tests_of("f", [4], limit=100) == []
+    assert lines.tests_of("g", [1], limit=100) == []
+
+
+def test_forks_report_how_they_ended() -> None:
+    def fail(folder: Path) -> int:
+        raise ValueError(f"in {folder.name}")
+
+    def wait(folder: Path) -> int:
+        time.sleep(60)
+        return 0
+
+    calls = [
+        forks.Call("passes", lambda folder: 0, 60),
+        forks.Call("status", lambda folder: 3, 60),
+        forks.Call("fails", fail, 60),
+        forks.Call("waits", wait, 0.2),
+    ]
+    results = {result.name: result for result in forks.run(calls, workers=2)}
+    assert {name: result.status for name, result in results.items()} == {
+        "passes": 0, "status": 3, "fails": 70, "waits": None,
+    }  # fmt: skip
+    assert [name for name, result in results.items() if result.passed] == ["passes"]
+
+
+def test_every_mutant_that_may_live_still_exists() -> None:
+    for (file, function, change), reason in survivors.load().items():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert len(reason) > 20
+        assert f"def {function.rpartition('.')[2]}(" in source, (file, function)
+        removed = [line.removeprefix("- ") for line in change.splitlines() if line.startswith("- ")]
+        assert all(line in source for line in removed), (file, change)

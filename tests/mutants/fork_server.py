@@ -11,14 +11,13 @@ import importlib
 import importlib.util
 import os
 import shutil
-import signal
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+
+import forks
+from forks import Call, Result
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +28,10 @@ LIBRARIES = (
 )  # fmt: skip
 """What most tests load, beside what ``conftest.py`` and ``tiny.py`` do."""
 
+PYTEST_OPTIONS = (
+    "-x", "-q", "-p", "no:cacheprovider", "--tb=short",
+    "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of plugins, which are loaded already
+)  # fmt: skip
 NO_SUCH_TEST = 4, 5
 """Pytest's status when what it was asked for does not exist: the fault's list of tests is wrong."""
 
@@ -43,28 +46,39 @@ class Job:
     source: str = ""
     """The whole text of the file."""
 
+    def call(self, limit: float) -> Call:
+        return Call(self.name, self._run, limit, before=self._put, after=self._restore)
 
-@dataclass(frozen=True)
-class Result:
-    """How a job ended."""
+    def _put(self, folder: Path) -> None:
+        if self.file is not None:
+            _write(folder / self.file, self.source)
 
-    job: Job
-    status: int | None
-    """Pytest's status; negative for a signal; None when the time was up."""
-    seconds: float
-    output: str
+    def _restore(self, folder: Path) -> None:
+        if self.file is not None:
+            _write(folder / self.file, (ROOT / self.file).read_text(encoding="utf-8"))
 
-    @property
-    def passed(self) -> bool:
-        return self.status == 0
+    def _run(self, folder: Path) -> int:
+        os.chdir(ROOT)
+        source, here = str(folder / "src"), str(Path(__file__).parent)
+        sys.path[:] = [source, *(path for path in sys.path if path != here)]  # no test is to import these modules
+        os.environ["PYTHONPATH"] = source  # for what the tests start
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        sys.dont_write_bytecode = True
+        importlib.invalidate_caches()
+        package = importlib.util.find_spec("cdpg")
+        assert package is not None and package.origin is not None and package.origin.startswith(source)
+        return run_pytest(self.tests, folder)
 
 
-@dataclass(frozen=True)
-class _Running:
-    job: Job
-    copy: Path
-    output: Path
-    since: float
+def run_pytest(tests: Iterable[str], folder: Path, plugins: Iterable[object] = (), options: Iterable[str] = ()) -> int:
+    """Pytest's status after these tests, in this process."""
+    import pytest
+
+    temporary = folder / "temporary"
+    try:
+        return int(pytest.main([*PYTEST_OPTIONS, *options, f"--basetemp={temporary}", *tests], plugins=[*plugins]))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_libraries() -> None:
@@ -78,113 +92,19 @@ def load_libraries() -> None:
     assert not any(name.partition(".")[0] == "cdpg" for name in sys.modules)
 
 
-def run(jobs: Sequence[Job], workers: int, limit: float) -> Iterator[Result]:
+def run(jobs: Iterable[Job], workers: int, limit: float) -> Iterator[Result]:
     """Run the jobs, some side by side, and give each result as it comes; ``limit`` is in seconds a job."""
-    waiting = list(reversed(jobs))
-    running: dict[int, _Running] = {}
-    with TemporaryDirectory(prefix="cdpg-mutants-") as folder:
-        copies = [_copy_of_source(Path(folder) / f"copy{number}") for number in range(workers)]
-        try:
-            while waiting or running:
-                while waiting and copies:
-                    started = _start(waiting.pop(), copies.pop())
-                    running |= started
-                for process, status in _ended(running, limit):
-                    entry = running.pop(process)
-                    text = entry.output.read_text(encoding="utf-8", errors="replace")
-                    _restore(entry)
-                    copies.append(entry.copy)
-                    yield Result(entry.job, status, time.monotonic() - entry.since, text)
-                time.sleep(0.02)
-        finally:
-            for process in running:
-                _kill(process)
+    yield from forks.run([job.call(limit) for job in jobs], workers, prepare=_copy_source)
 
 
-def _copy_of_source(folder: Path) -> Path:
+def _copy_source(folder: Path) -> None:
     """A copy of ``src`` whose modules are compiled, so that a child compiles the faulty one alone."""
-    shutil.copytree(ROOT / "src", folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    compileall.compile_dir(folder, quiet=2)
-    return folder
+    shutil.copytree(ROOT / "src", folder / "src", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(folder / "src", quiet=2)
 
 
-def _start(job: Job, copy: Path) -> dict[int, _Running]:
-    entry = _Running(job, copy, copy.with_suffix(".txt"), time.monotonic())
-    if job.file is not None:
-        _write(copy, job.file, job.source)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = os.fork()
-    if process == 0:
-        status = 70
-        try:
-            status = _child(entry)
-        finally:
-            os._exit(status)  # this process's end is not its parent's
-    return {process: entry}
-
-
-def _write(copy: Path, file: str, source: str) -> None:
+def _write(path: Path, source: str) -> None:
     """Replace a module; its compiled file goes, which Python would trust if size and second of change agree."""
-    path = copy / Path(file).relative_to("src")
     path.write_text(source, encoding="utf-8")
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()
-
-
-def _restore(entry: _Running) -> None:
-    if entry.job.file is not None:
-        _write(entry.copy, entry.job.file, (ROOT / entry.job.file).read_text(encoding="utf-8"))
-
-
-def _child(entry: _Running) -> int:
-    """Run the tests in this process; its output goes to a file."""
-    os.setsid()  # so that what the tests start can be ended along with it
-    output = os.open(entry.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.chdir(ROOT)
-    source, here = str(entry.copy), str(Path(__file__).parent)
-    sys.path[:] = [source, *(folder for folder in sys.path if folder != here)]  # no test is to import these modules
-    os.environ["PYTHONPATH"] = source  # for what the tests start
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
-    package = importlib.util.find_spec("cdpg")
-    assert package is not None and package.origin is not None and package.origin.startswith(source)
-    import pytest
-
-    with _temporary_folder(entry.copy.with_suffix(".tmp")) as folder:
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short", f"--basetemp={folder}"]
-        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins, which are loaded already
-        return int(pytest.main([*options, *entry.job.tests]))
-
-
-@contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ended(running: dict[int, _Running], limit: float) -> Iterator[tuple[int, int | None]]:
-    """Those that have ended, with their status; those whose time is up are killed first."""
-    for process, entry in list(running.items()):
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            yield process, os.waitstatus_to_exitcode(status)
-        elif time.monotonic() - entry.since > limit:
-            _kill(process)
-            yield process, None
-
-
-def _kill(process: int) -> None:
-    """End a child and all that it started in its session, which it may have begun only now."""
-    for end in (os.killpg, os.kill):
-        try:
-            end(process, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    os.waitpid(process, 0)

@@ -11,32 +11,15 @@ The exit status is 1 if a fault lives or if the tests fail without any.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import fault_list
 import fork_server
-from fork_server import Job, Result
-
-
-@dataclass
-class Score:
-    """What became of the faults of a group."""
-
-    killed: int = 0
-    slow: int = 0
-    """Those among the killed whose tests were still running when the time was up."""
-    living: list[str] = field(default_factory=list)
-
-    def count(self, result: Result) -> None:
-        if result.passed:
-            self.living.append(result.job.name)
-        else:
-            self.killed += 1
-            self.slow += result.status is None
+from fork_server import Job
+from scores import Score, describe, report, say
 
 
 def options() -> argparse.Namespace:
@@ -51,11 +34,6 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def say(text: str = "") -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def pass_without_fault(tests: Sequence[tuple[str, ...]], workers: int, limit: float) -> bool:
     """Whether the tests pass on the source as it is; else they would seem to notice every fault."""
     files: dict[str, list[str]] = {}
@@ -65,21 +43,8 @@ def pass_without_fault(tests: Sequence[tuple[str, ...]], workers: int, limit: fl
     jobs = [Job(file, (file,) if file in group else tuple(group)) for file, group in files.items()]
     failed = [result for result in fork_server.run(jobs, workers, limit * 4) if not result.passed]
     for result in failed:
-        say(f"{result.job.name} fails without a fault:\n{result.output}")
+        say(f"{result.name} fails without a fault:\n{result.output}")
     return not failed
-
-
-def report(scores: dict[str, Score], title: str, seconds: float) -> None:
-    width = max(map(len, [*scores, title]), default=0)
-    say(f"\n{title:<{width}}  faults  killed  living")
-    for group, score in scores.items():
-        total = score.killed + len(score.living)
-        say(f"{group:<{width}}  {total:6}  {score.killed:6}  {len(score.living):6}")
-    killed, living = sum(score.killed for score in scores.values()), sum(len(s.living) for s in scores.values())
-    say(f"{'all':<{width}}  {killed + living:6}  {killed:6}  {living:6}   {seconds / 60:.1f} minutes")
-    slow = sum(score.slow for score in scores.values())
-    if slow:
-        say(f"{slow} of the killed ran into the time limit, which counts as killed")
 
 
 def main() -> int:
@@ -100,18 +65,17 @@ def main() -> int:
     scores = {area: Score() for area in dict.fromkeys(fault.area for fault in chosen)}
     wrong = Counter[str]()
     for result in fork_server.run(jobs, given.workers, given.limit):
-        fault = by_name[result.job.name]
+        fault = by_name[result.name]
         scores[fault.area].count(result)
         if given.no_check and result.status in fork_server.NO_SUCH_TEST:
             wrong[fault.name] += 1
-        state = "LIVES" if result.passed else "time is up" if result.status is None else "killed"
-        say(f"{state:<10} {result.seconds:5.1f} s  {fault.area}: {fault.name}" + f" ({fault.why})" * result.passed)
+        say(f"{describe(result)}  {fault.area}: {fault.name}" + f" ({fault.why})" * result.passed)
         if given.verbose:
             say(result.output)
-    report(scores, "area", time.monotonic() - since)
+    whole = report(scores, "area", time.monotonic() - since)
     for name in wrong:
         say(f"{name}: its tests were not found, or could not be imported")
-    return int(any(score.living for score in scores.values()) or bool(wrong))
+    return int(bool(whole.living or wrong))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""Which tests run which lines of the source, and how long they take."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import coverage
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class CoverageMap:
+    """What one run of the tests has shown."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Computing time of each context: a test without its shared fixtures, or such a fixture."""
+    contexts: dict[str, set[str]] = field(default_factory=dict)
+    """Of each test: its own name and those of the shared fixtures that it uses."""
+    lines: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    """For a file and a line, the contexts in which it was run."""
+
+    def cost(self, contexts: Collection[str]) -> float:
+        return sum(self.seconds.get(context, 0.0) for context in contexts)
+
+    def tests_of(self, file: str, lines: Sequence[int], limit: float) -> list[str]:
+        """The tests that run one of the lines, quick ones first, as many as take ``limit`` seconds in all."""
+        reached = set().union(*(self.lines.get((file, line), set()) for line in lines))
+        chosen: list[str] = []
+        paid: set[str] = set()
+        for test in sorted(self.contexts, key=lambda test: (self.cost(self.contexts[test]), test)):
+            if self.contexts[test] & reached:
+                paid |= self.contexts[test]
+                if chosen and self.cost(paid) > limit:
+                    break
+                chosen.append(test)
+        return chosen
+
+    def merge(self, other: CoverageMap) -> None:
+        self.seconds |= other.seconds
+        self.contexts |= other.contexts
+        for line, contexts in other.lines.items():
+            self.lines.setdefault(line, set()).update(contexts)
+
+    def to_json(self) -> str:
+        contexts = {test: sorted(names) for test, names in self.contexts.items()}
+        lines = [[file, line, sorted(names)] for (file, line), names in self.lines.items()]
+        return json.dumps([self.seconds, contexts, lines])
+
+    @classmethod
+    def from_json(cls, text: str) -> CoverageMap:
+        seconds, contexts, lines = json.loads(text)
+        return cls(
+            seconds,
+            {test: set(names) for test, names in contexts.items()},
+            {(file, line): set(names) for file, line, names in lines},
+        )
+
+
+class Recorder:
+    """A pytest plugin that fills a :class:`CoverageMap`.
+
+    What a fixture of a module or a session runs, it runs for every test that uses it, not for the first one alone.
+    """
+
+    def __init__(self) -> None:
+        self.map = CoverageMap()
+        self._coverage = coverage.Coverage(data_file=None, source=[str(ROOT / "src" / "cdpg")], branch=False)
+        self._context, self._since = "", time.process_time()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Iterator[None]:
+        self._coverage.start()
+        try:
+            return (yield)
+        finally:
+            self._coverage.stop()
+            self._read()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.map.contexts[item.nodeid] = {item.nodeid}
+        self._enter(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            self._enter("")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self._context
+        self._enter(self._name(fixturedef))
+        try:
+            return (yield)
+        finally:
+            self._enter(before)
+
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        definitions = getattr(item, "_fixtureinfo").name2fixturedefs  # no public way to a test's fixtures  # noqa: B009
+        for group in definitions.values():
+            self.map.contexts[item.nodeid].update(self._name(one) for one in group if one.scope != "function")
+
+    @staticmethod
+    def _name(fixture: pytest.FixtureDef[object]) -> str:
+        return f"fixture {fixture.baseid} {fixture.argname}"
+
+    def _enter(self, context: str) -> None:
+        now = time.process_time()
+        self.map.seconds[self._context] = self.map.seconds.get(self._context, 0.0) + now - self._since
+        self._context, self._since = context, now
+        self._coverage.switch_context(context)
+
+    def _read(self) -> None:
+        data = self._coverage.get_data()
+        lines: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        for path in data.measured_files():
+            file = str(Path(path).relative_to(ROOT))
+            for line, contexts in data.contexts_by_lineno(path).items():
+                lines[file, line].update(contexts)
+        self.map.lines = dict(lines)
