@@ -88,6 +88,23 @@ def test_a_tokenizer_that_makes_other_prompts_of_the_same_texts_is_refused(
         make(run, epochs=6).train(resume_from_checkpoint=True)
 
 
+class EndsAtOnce:
+    """A rule that leaves nothing of any text."""
+
+    watch: frozenset[str] = frozenset()
+
+    def cut(self, completion: str) -> str:
+        return ""
+
+
+def test_another_stop_rule_is_refused(run: Path) -> None:
+    config = make(run, epochs=6).args
+    made = CDPGTrainer(tabular(4), has_a, config, train_dataset=CONTEXTS, stop=EndsAtOnce())
+    told = "the result would be another: the stop changed from None to 'EndsAtOnce'. Give what"
+    with pytest.raises(UserError, match=re.escape(told)):
+        made.train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize("change", [{"tokens_per_pass": 7}, {"rows_per_pass": 5}])
 def test_what_memory_may_call_for_is_accepted_aloud(
     run: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
