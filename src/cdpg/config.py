@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import types
 import typing
@@ -341,12 +342,12 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         yield f"seed must be below 2**64, not {config.seed}"
     for key in ("learning_rate", "partition_epsilon", "ziegler_beta", "ziegler_value_weight", "adam_epsilon"):
         value = getattr(config, key)
-        if not 0 <= value < float("inf"):
+        if not 0 <= value < math.inf:
             yield f"{key} must be a finite number of at least 0, not {value}"
     if config.adam_epsilon < _LEAST_EPSILON:
         yield f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 tells from 0, not {config.adam_epsilon}"
     for key in ("ziegler_target_kl", "ziegler_clip", "check_seconds"):
-        if not 0 < getattr(config, key) < float("inf"):
+        if not 0 < getattr(config, key) < math.inf:
             yield f"{key} must be above 0 and finite, not {getattr(config, key)}"
     for key in ("ziegler_gae_lambda", "check_failures"):
         if not 0 <= getattr(config, key) <= 1:
@@ -355,7 +356,7 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
     if config.lora_rank is None and (config.lora_alpha is not None or config.lora_target_modules != ("all-linear",)):
         yield "lora_alpha and lora_target_modules are for adapters: set lora_rank, such as lora_rank: 16"
-    if config.lora_alpha is not None and not 0 < config.lora_alpha < float("inf"):
+    if config.lora_alpha is not None and not 0 < config.lora_alpha < math.inf:
         yield f"lora_alpha must be above 0 and finite, not {config.lora_alpha}"
     if not config.lora_target_modules:
         yield "lora_target_modules must name a layer, or be all-linear"

@@ -7,6 +7,7 @@ valid sample leaves every mean over contexts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
     """log Ẑ_c with Ẑ_c = mean_j P_c(x_j)/q(x_j|c), unbiased for Z_c; ``[context]``, −∞ where no sample satisfies."""
-    return log_ratio.masked_fill(~valid, float("-inf")).logsumexp(dim=1) - valid.sum(dim=1).to(log_ratio).log()
+    return log_ratio.masked_fill(~valid, -math.inf).logsumexp(dim=1) - valid.sum(dim=1).to(log_ratio).log()
 
 
 def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
@@ -25,7 +26,7 @@ def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
     """
     z = log_z.exp() + epsilon
     weight = log_ratio.exp() / (z[:, None] if z.dim() else z)
-    return weight.masked_fill(log_ratio == float("-inf"), 0.0)
+    return weight.masked_fill(log_ratio == -math.inf, 0.0)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 
@@ -10,4 +12,4 @@ def log_target(log_a: Tensor, b: Tensor) -> Tensor:
 
     The base need not be asked about a sample with b = 0, so ``log_a`` may hold anything there.
     """
-    return (log_a + b.log()).masked_fill(b == 0, float("-inf"))
+    return (log_a + b.log()).masked_fill(b == 0, -math.inf)

@@ -30,7 +30,7 @@ from scores import Score, describe, report, say
 
 CORE = (
     "target", "partition", "objectives/base", "objectives/cdpg", "objectives/dpg", "objectives/reinforce",
-    "objectives/ziegler", "uniforms", "sampling", "scoring", "rollout", "optimization", "schedule",
+    "objectives/ziegler", "uniforms", "sampling", "scoring", "rollout", "optimization",
     "evaluation/divergence", "evaluation/outcome", "evaluation/statistics", "evaluation/summary",
     "evaluation/measures", "evaluation/unseen", "evaluation/beams", "checkpoints",
 )  # fmt: skip
@@ -49,7 +49,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--file", action="append", default=[], help="a file of the source; may be repeated")
     parser.add_argument("--name", action="append", default=[], help="a mutant; may be repeated")
     parser.add_argument("--workers", type=int, default=2, help="mutants tried side by side (2)")
-    parser.add_argument("--seconds", type=float, default=20, help="of tests that a mutant meets at most (20)")
+    parser.add_argument("--seconds", type=float, default=8, help="of tests that a mutant meets at most (8)")
     parser.add_argument("--verbose", action="store_true", help="show what the tests said of every mutant")
     return parser.parse_args()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +59,7 @@ def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, be
     context = torch.arange(len(prompts), device=model.device).repeat_interleave(beams)
     decoding = model.start(prompts, context, max_length)
     # All beams of a context start equal: only the first may branch.
-    log_probs = torch.full((len(prompts), beams), float("-inf"), dtype=torch.float64)  # [context, beam]
+    log_probs = torch.full((len(prompts), beams), -math.inf, dtype=torch.float64)  # [context, beam]
     log_probs[:, 0] = 0.0
     for search in searches:
         search.alive = [()] * beams
@@ -98,10 +99,10 @@ def _step(search: _Search, candidates: Tensor, length: int, end_ids: frozenset[i
     for rank, (score, flat) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
         beam, token = divmod(flat, vocabulary)
         if token in end_ids:
-            if rank < search.beams and score > float("-inf"):
+            if rank < search.beams and score > -math.inf:
                 search.finish(score, (*search.alive[beam], token))
         elif len(kept) < search.beams:
             kept.append((score, beam, token))
-    kept += [(float("-inf"), 0, 0)] * (search.beams - len(kept))
+    kept += [(-math.inf, 0, 0)] * (search.beams - len(kept))
     search.alive = [(*search.alive[beam], token) for _, beam, token in kept]
     return kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ def kl_target_policy(log_target: Tensor, log_policy: Tensor, valid: Tensor, epsi
     log_z = log_partition(log_ratio, valid)
     weight = weights(log_ratio, log_z, epsilon)
     gap = torch.where((weight > 0) & valid, log_ratio - log_z[:, None], torch.zeros_like(log_ratio))
-    return (weight * gap).sum(dim=1).div(valid.sum(dim=1)).masked_fill(log_z == float("-inf"), float("nan"))
+    return (weight * gap).sum(dim=1).div(valid.sum(dim=1)).masked_fill(log_z == -math.inf, math.nan)
 
 
 def kl_policy_base(log_policy: Tensor, log_base: Tensor, valid: Tensor) -> Tensor:
@@ -43,9 +45,9 @@ def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tenso
     anything where P_c = 0; the result is ``[model, context]``.
     """
     log_mixture = log_models.logsumexp(dim=0) - torch.tensor(float(len(log_models)), dtype=log_models.dtype).log()
-    counts = valid & (log_target > float("-inf"))
-    log_ratio = (log_target - log_mixture).masked_fill(~counts, float("-inf"))
+    counts = valid & (log_target > -math.inf)
+    log_ratio = (log_target - log_mixture).masked_fill(~counts, -math.inf)
     log_z = log_partition(log_ratio, valid)
     weight = (log_ratio - log_ratio.logsumexp(dim=1, keepdim=True)).exp()
     gap = (log_target - log_z[:, None] - log_models).where(counts, torch.zeros_like(log_models))
-    return (weight * gap).sum(dim=2).masked_fill(log_z == float("-inf"), float("nan"))
+    return (weight * gap).sum(dim=2).masked_fill(log_z == -math.inf, math.nan)

@@ -6,6 +6,7 @@ heads, D features of a head.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ class Shared:
     @classmethod
     def of(cls, context: Tensor, mask: Tensor) -> Shared:
         padded = not bool(mask.all())
-        log_mask = torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, float("-inf"))[:, None, None]
+        log_mask = torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, -math.inf)[:, None, None]
         return cls(Groups.of(context, len(mask)), log_mask if padded else None)
 
     def keep(self, rows: Tensor) -> None:

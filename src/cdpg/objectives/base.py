@@ -6,6 +6,7 @@ a subclass of :class:`WeightedObjective` with one method.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Epoch:
     def log_ratio(self) -> Tensor:
         """log P_c(x)/q(x|c), ``[context, sample]``; −∞ where b = 0 or there is no verdict."""
         ratio = log_target(self.log_a, self.b) - self.log_q
-        return ratio.masked_fill(~self.valid, float("-inf"))
+        return ratio.masked_fill(~self.valid, -math.inf)
 
     @cached_property
     def log_z(self) -> Tensor:
