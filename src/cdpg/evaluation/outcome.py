@@ -63,7 +63,7 @@ def without_token_scores(block: Epoch) -> Epoch:
 
     NaN, which takes no room, is in their place: whoever used them would notice.
     """
-    nothing = torch.full((1, 1, 1), float("nan"), dtype=torch.float64).expand(block.samples.tokens.shape)
+    nothing = torch.full((1, 1, 1), math.nan, dtype=torch.float64).expand(block.samples.tokens.shape)
     return replace(block, samples=replace(block.samples, token_log_q=nothing), token_log_a=nothing)
 
 
@@ -74,10 +74,10 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
     none = ~valid.any(dim=1)
 
     def over_samples(values: Tensor) -> Statistic:
-        return mean_statistic(context_means(values.double().masked_fill(~valid, float("nan")).numpy()))
+        return mean_statistic(context_means(values.double().masked_fill(~valid, math.nan).numpy()))
 
     def over_contexts(values: Tensor) -> Statistic:
-        return mean_statistic(values.double().masked_fill(none, float("nan")).numpy())
+        return mean_statistic(values.double().masked_fill(none, math.nan).numpy())
 
     ratio = (log_p - log_q).exp().where(valid, torch.zeros_like(log_q))
     failed, inapplicable = outcome.table("failed"), outcome.table("inapplicable")
@@ -89,7 +89,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         **_partition_statistics(ratio.numpy(), valid.numpy()),
         "length": over_samples(outcome.table("lengths")),
         "ended": over_samples(outcome.ended),
-        "checks_failed": mean_statistic(context_means(failed.double().masked_fill(inapplicable, float("nan")).numpy())),
+        "checks_failed": mean_statistic(context_means(failed.double().masked_fill(inapplicable, math.nan).numpy())),
         "not_applicable": mean_statistic(inapplicable.double().mean(dim=1).numpy()),
     }
     if outcome.beam_b is not None:
@@ -121,7 +121,7 @@ def ideal_means(base: Outcome) -> dict[str, Array]:
 
 def model_means(outcome: Outcome) -> dict[str, Array]:
     """The same features of a model's own samples, ``[context]``."""
-    lengths = outcome.table("lengths").double().masked_fill(~outcome.table("valid"), float("nan"))
+    lengths = outcome.table("lengths").double().masked_fill(~outcome.table("valid"), math.nan)
     features = {"length": lengths.numpy()}
     if outcome.beams is None:
         features |= outcome.features()
