@@ -24,6 +24,10 @@ def act(text: str) -> None:
     verb, _, rest = text.partition(" ")
     if verb == "hang":
         time.sleep(3600)
+    elif verb == "hold":  # a hang that can be waited for
+        with Path(rest).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(3600)
     elif verb == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif verb == "spin":

@@ -374,18 +374,24 @@ def test_a_foreman_that_is_killed_is_replaced() -> None:
     assert found.failures[1].kind == "timeout"
 
 
-def test_workers_end_with_a_foreman_that_is_killed_during_their_calls() -> None:
+def test_workers_end_with_a_foreman_that_is_killed_during_their_calls(tmp_path: Path) -> None:
     """They hear nothing of it while they are busy: the system has to tell them."""
-    before = set(family(os.getpid()))
+    before, busy = set(family(os.getpid())), tmp_path / "busy"
+    busy.touch()
     with pool(naughty.lengths, limits=Limits(2, 600.0, 128)) as made:
         foreman = foreman_of(made, before)
-        made.submit(naughty.lengths, ["hang", "hang"])
+        made.submit(naughty.lengths, [f"hold {busy}"] * 2)
         end = time.monotonic() + 60
-        while len(workers := family(foreman)) < 2:
+        while busy.read_text().count("\n") < 2:
             assert time.monotonic() < end
             time.sleep(0.01)
+        workers = [int(line) for line in busy.read_text().split()]
+        assert sorted(workers) == sorted(family(foreman))
         os.kill(foreman, signal.SIGKILL)
-        assert gone(workers, seconds=20)
+        ended = gone(workers, seconds=20)
+        for worker in filter(is_alive, workers):
+            os.kill(worker, signal.SIGKILL)  # nobody else would
+        assert ended
 
 
 def foreman_of(made: Pool, before: set[int]) -> int:
