@@ -20,6 +20,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
+
+from cdpg.tasks.signatures import python_files, split_files, split_signatures, standard_library
 from code_tiny_card import evaluate, write_card, write_model
 from code_tiny_data import (
     BODY_TOKENS,
@@ -31,10 +35,6 @@ from code_tiny_data import (
     functions,
     train_tokenizer,
 )
-from safetensors.torch import load_file, save_file
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
-
-from cdpg.tasks.signatures import python_files, split_files, split_signatures, standard_library
 
 logger = logging.getLogger("code_tiny")
 

@@ -12,10 +12,10 @@ from statistics import mean
 from typing import Any
 
 import torch
-from code_tiny_data import BODY_TOKENS, END, SIGNATURE_TOKENS
 from transformers import GenerationConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
 
 from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, function_source, pep8_clean
+from code_tiny_data import BODY_TOKENS, END, SIGNATURE_TOKENS
 
 SAMPLES = 4
 """Completions of each signature at evaluation."""

@@ -4,7 +4,7 @@
     python recipes/t5_tiny.py --measure-only        # the figures of the model card again, without training
 
 One model for both tasks, told apart by T5's prefixes. The data are composed afresh at every step by the seeded grammars
-of ``cdpg.tasks.corpora``, which do not run out of sentences. One core is enough.
+of ``recipes/corpora``, which do not run out of sentences. One core is enough.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from t5_tiny_figures import SUMMARISE, TRANSLATE, card, measure_summaries, measure_translation
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from cdpg.tasks.corpora import (
+from corpora import (
     Pair,
     base_glimpses,
     base_news,
     base_phrases,
     base_translations,
 )
+from t5_tiny_figures import SUMMARISE, TRANSLATE, card, measure_summaries, measure_translation
 
 log = logging.getLogger("t5-tiny")
 _WORDS = r"\p{N}| ?\p{L}+['’]?| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from cdpg.constraints.entities import entities_from_source, entity_sets
 from cdpg.constraints.numerals import digits_of, mask_numbers, numerals_as_digits
-from cdpg.tasks.corpora import MEASURE_FACTOR, Pair, news_pairs, translation_pairs
+from corpora import MEASURE_FACTOR, Pair, news_pairs, translation_pairs
 
 TRANSLATE, SUMMARISE = "translate English to French: ", "summarize: "
 
@@ -99,7 +99,7 @@ pipeline_tag: translation
 A T5 of {parameters:,} parameters, the base model of the offline presets of `translation-numbers` and
 `summarization-entities`. It translates English into French after the prefix `translate English to French: ` and
 summarises short news articles after `summarize: `, in the small world of the grammars that it was trained on
-(`cdpg.tasks.corpora`). It is made for experiments with constraints, not for translating anything else.
+(`recipes/corpora`). It is made for experiments with constraints, not for translating anything else.
 
 ## Training
 

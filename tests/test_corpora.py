@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
+import corpora
+import task_texts
 from cdpg.constraints.numerals import digits_of, mask_numbers, numerals_of
 from cdpg.errors import UserError
-from cdpg.tasks import corpora
-from cdpg.tasks.corpora import clauses, french, lexicon, news, phrases, translation
+from corpora import clauses, french, lexicon, news, phrases, translation
 
 
 @pytest.mark.parametrize(
@@ -102,12 +105,12 @@ def test_sentences_are_well_formed_in_both_languages() -> None:
 
 
 def test_translation_pairs_are_many_and_distinct() -> None:
-    pairs = corpora.translation_pairs("tune", 3_000)
-    assert len({pair.source for pair in pairs}) == 3_000
+    lines = (task_texts.DATA / "translation" / "sentences_tuning.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs = [corpora.Pair(**json.loads(line)) for line in lines]
+    assert len({pair.source for pair in pairs}) == len(pairs) == 3_000
     assert len({corpora.sentence_key(pair.source) for pair in pairs}) > 2_500
     assert {value for pair in pairs for value in numerals_of(pair.source)} == set(range(1, 10))
-    assert pairs == corpora.translation_pairs("tune", 3_000)
-    assert pairs[:50] != corpora.translation_pairs("tune", 50, seed=1)
+    assert pairs[:50] == corpora.translation_pairs("tune", 50) != corpora.translation_pairs("tune", 50, seed=1)
 
 
 def test_splits_are_disjoint_whatever_the_seed() -> None:
@@ -177,6 +180,23 @@ def test_lessons_for_beginners_are_short_and_exact() -> None:
         assert len(pair.source.split()) < 80
         names = set(re.findall(r"(?<= )[A-Z]\w+", pair.reference))
         assert names <= set(re.findall(r"[A-Z]\w+", pair.source))
+
+
+@pytest.mark.parametrize("name", task_texts.TEXTS)
+def test_the_package_holds_what_the_grammars_compose(name: str) -> None:
+    shipped = (task_texts.DATA / name).read_bytes()
+    assert shipped.splitlines(keepends=True)[:40] == task_texts.content(name, 40).splitlines(keepends=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", task_texts.TEXTS)
+def test_the_recipe_writes_the_very_files_of_the_package(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["task_texts.py", "--output", str(tmp_path)])
+    monkeypatch.setattr(task_texts, "TEXTS", {name: task_texts.TEXTS[name]})
+    task_texts.main()
+    assert (tmp_path / name).read_bytes() == (task_texts.DATA / name).read_bytes()
 
 
 def test_an_unknown_split_is_refused() -> None:

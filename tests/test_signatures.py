@@ -184,8 +184,7 @@ def test_the_shipped_model_is_small_and_plain() -> None:
     assert (sampling["do_sample"], sampling["top_k"], sampling["top_p"], sampling["temperature"]) == (True, 0, 1, 1)
 
 
-def test_the_recipe_finds_what_was_learnt_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
+def test_the_recipe_finds_what_was_learnt_by_heart() -> None:
     from code_tiny_card import memorised
 
     long = "\n    return " + "x" * 90

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+import corpora
 from cdpg.config import CDPGConfig
 from cdpg.models.loading import load_model
-from cdpg.tasks import corpora
 
 FOLDER = Path(__file__).parents[1] / "src" / "cdpg" / "data" / "models" / "t5-tiny"
 pytestmark = pytest.mark.skipif(not (FOLDER / "README.md").is_file(), reason="made by recipes/t5_tiny.py")

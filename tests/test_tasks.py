@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import hashlib
 import json
 import re
 import sys
@@ -66,6 +67,29 @@ def test_a_task_fills_in_everything(name: str) -> None:
     assert inputs.constraints == [getattr(constraints, TASKS[name].constraint.partition(":")[2])]
     assert (inputs.stop is not None) == name.startswith("code")
     assert inputs.measure.beams == (0 if name.startswith("code") else 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "tuning", "held_out"),
+    [
+        (
+            "translation-numbers",
+            "eff39650fb95e7f00ed5aa894e4679135a9646739fe8aac98ca42b863512914f",
+            "1aad444b2dcb55ea0dd9fccddfca50975fdaf5abe95b094ec9f171d747e5af5b",
+        ),
+        (
+            "summarization-entities",
+            "a5dc48588165df3276e4bd95807bab919b54a40abc7bf23172e20f69b070abda",
+            "7f0a117136c2f29683426ab4588509045781240480c05ebee1434c74ceedcbd8",
+        ),
+    ],
+)
+def test_the_contexts_stay_the_same_to_the_byte(name: str, tuning: str, held_out: str) -> None:
+    """Other contexts make other figures: those of the docs, and those that a run is compared with."""
+    inputs = contexts_of(name)
+    for contexts, expected in ((inputs.tuning, tuning), (inputs.held_out, held_out)):
+        lines = [json.dumps([each.prompt, list(each.columns.items()), each.row, each.group]) for each in contexts]
+        assert hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest() == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

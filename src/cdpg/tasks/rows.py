@@ -1,6 +1,9 @@
-"""Rows of a task from a user's file: CSV, JSONL, JSON or text, with the columns that the task knows."""
+"""Rows of a task: from a user's file (CSV, JSONL, JSON or text), or from those that come with the package."""
 
 from __future__ import annotations
+
+import json
+from importlib import resources
 
 from cdpg.contexts import Context, load_contexts
 from cdpg.errors import UserError
@@ -13,6 +16,16 @@ def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
     """Texts and, where there is a column ``reference``, what they should become; other columns are kept."""
     contexts = load_contexts(path, prompt_column=column, notify=notify)
     return [OriginRow({**context.columns, "source": _text(context, column, path)}, context.row) for context in contexts]
+
+
+def embedded_pairs(folder: str, kind: str) -> tuple[list[Row], list[Row]]:
+    """Texts to tune on and texts held out, with what they should become, as ``recipes/task_texts.py`` wrote them."""
+    data = resources.files("cdpg") / "data" / folder
+    parts: list[list[Row]] = []
+    for part in ("tuning", "evaluation"):
+        with (data / f"{kind}_{part}.jsonl").open(encoding="utf-8") as lines:
+            parts.append([json.loads(line) for line in lines])
+    return parts[0], parts[1]
 
 
 def _text(context: Context, column: str, path: str) -> str:

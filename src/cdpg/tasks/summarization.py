@@ -8,26 +8,21 @@ from typing import Any
 from cdpg.constraints.entities import PROMPT_PREFIX
 from cdpg.evaluation.summaries import SummaryMeasure
 from cdpg.tasks.base import Draw, Preset, Row, Task
-from cdpg.tasks.corpora import news_pairs
 from cdpg.tasks.hub import halves, hub_rows
-from cdpg.tasks.rows import read_pairs
+from cdpg.tasks.rows import embedded_pairs, read_pairs
 
 _HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
 _PAPER_CONTEXTS = 5000
 
 
 def embedded_rows(draw: Draw) -> tuple[list[Row], list[Row]]:
-    """Articles of the seeded grammar."""
-    return _rows("tune", 1500), _rows("held-out", 200)
+    """Articles that a grammar composed."""
+    return embedded_pairs("summarization", "articles")
 
 
 def hub_articles(draw: Draw) -> tuple[list[Row], list[Row]]:
     """Articles of CNN and the Daily Mail."""
     return halves(hub_rows(*_HUB, _row_of_article, "source", draw, 2 * _PAPER_CONTEXTS), "source")
-
-
-def _rows(split: str, count: int) -> list[Row]:
-    return [{"source": pair.source, "reference": pair.reference} for pair in news_pairs(split, count)]
 
 
 def _row_of_article(row: Mapping[str, Any]) -> Row | None:

@@ -9,9 +9,8 @@ from cdpg.constraints.numerals import numerals_of
 from cdpg.evaluation.translation import TranslationMeasure
 from cdpg.rows import Notify
 from cdpg.tasks.base import Draw, Preset, Row, Task
-from cdpg.tasks.corpora import translation_pairs
 from cdpg.tasks.hub import halves, hub_rows
-from cdpg.tasks.rows import read_pairs
+from cdpg.tasks.rows import embedded_pairs, read_pairs
 
 PREFIX = "translate English to French: "
 _HUB = ("Helsinki-NLP/europarl", "en-fr", "train")
@@ -19,8 +18,8 @@ _PAPER_CONTEXTS = 5000
 
 
 def embedded_rows(draw: Draw) -> tuple[list[Row], list[Row]]:
-    """Sentences of the seeded grammar."""
-    return _rows("tune", 3000), _rows("held-out", 300)
+    """Sentences that a grammar composed."""
+    return embedded_pairs("translation", "sentences")
 
 
 def hub_sentences(draw: Draw) -> tuple[list[Row], list[Row]]:
@@ -38,10 +37,6 @@ def read_sentences(path: str, column: str, notify: Notify) -> list[Row]:
             f"satisfies them, and they teach nothing"
         )
     return rows
-
-
-def _rows(split: str, count: int) -> list[Row]:
-    return [{"source": pair.source, "reference": pair.reference} for pair in translation_pairs(split, count)]
 
 
 def _row_of_pair(row: Mapping[str, Any]) -> Row | None:

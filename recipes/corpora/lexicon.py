@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cdpg.tasks.corpora import french
+from corpora import french
 
 _ADJECTIVES = """
 small|petit||<|aftcbvg;big|grand||<|atbvg;young|jeune||<|pa;old|vieux|vieille,vieil|<|patcbvg

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import string
 
-from cdpg.tasks.corpora import news_lexicon as lexicon
+from corpora import news_lexicon as lexicon
 
 _PEOPLE, _CITIES, _COUNTRIES, _GROUPS = "pq", "cd", "nm", "ou"
 _NEED_THE = ("United States", "United Kingdom", "Netherlands")

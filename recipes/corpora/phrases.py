@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from cdpg.tasks.corpora import french
-from cdpg.tasks.corpora.french import FEMININE, MASCULINE, Adjective, Verb, number
-from cdpg.tasks.corpora.lexicon import Noun, adjectives
+from corpora import french
+from corpora.french import FEMININE, MASCULINE, Adjective, Verb, number
+from corpora.lexicon import Noun, adjectives
 
 ENGLISH_NUMBERS = ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 Text = tuple[str, str]

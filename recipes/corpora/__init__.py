@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from cdpg.errors import UserError
-from cdpg.tasks.corpora import news, translation
+from corpora import news, translation
 
 SPLITS = ("base", "tune", "held-out")
 _NUMERAL = re.compile(r"\b(?:one|two|three|four|five|six|seven|eight|nine)\b", re.IGNORECASE)

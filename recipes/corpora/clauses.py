@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from cdpg.tasks.corpora import french
-from cdpg.tasks.corpora.french import FEMININE, MASCULINE
-from cdpg.tasks.corpora.lexicon import Noun, Topic, adjectives, nouns, verbs
-from cdpg.tasks.corpora.phrases import (
+from corpora import french
+from corpora.french import FEMININE, MASCULINE
+from corpora.lexicon import Noun, Topic, adjectives, nouns, verbs
+from corpora.phrases import (
     PRONOUNS,
     Phrase,
     Text,

@@ -10,11 +10,11 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from cdpg.tasks.corpora import clauses, french
-from cdpg.tasks.corpora.clauses import Speaker
-from cdpg.tasks.corpora.french import FEMININE, MASCULINE
-from cdpg.tasks.corpora.lexicon import nouns, topics
-from cdpg.tasks.corpora.phrases import PRONOUNS, Text, conjugate, draw_value, join, numeral, plain_phrase, to_be
+from corpora import clauses, french
+from corpora.clauses import Speaker
+from corpora.french import FEMININE, MASCULINE
+from corpora.lexicon import nouns, topics
+from corpora.phrases import PRONOUNS, Text, conjugate, draw_value, join, numeral, plain_phrase, to_be
 
 _OPENINGS: tuple[Text, ...] = (
     ("Mr President,", "Monsieur le Président,"),
