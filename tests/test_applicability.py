@@ -174,6 +174,7 @@ def test_a_run_leaves_them_out_of_every_figure(tmp_path: Path, capsys: pytest.Ca
     result = json.loads((tmp_path / "evaluation.json").read_text())
     assert result["base"]["not_applicable"]["mean"] == pytest.approx(1 / 3)
     assert "checks_failed" not in result["base"]
+    assert (result["contexts"], result["contexts_applied"]) == (3, 2)
     assert result["partition"][1] is None and None not in (result["partition"][0], result["partition"][2])
     assert "base: no constraint applies to 4 of 12 samples, which are left out" in result["notices"]
     outputs = {example["row"]: [output["b"] for output in example["outputs"]["base"]] for example in result["examples"]}

@@ -232,6 +232,8 @@ def test_the_command_on_a_constraint_that_nothing_satisfies(tmp_path: Path) -> N
 
 def test_the_command_on_a_constraint_that_raises(tmp_path: Path) -> None:
     output = checked(tmp_path, "broken")
+    assert "the base on 3 contexts, 8 samples each" in output
+    assert "contexts without a verdict on any sample │ 3" in output
     assert "100.0% (24 exception)" in output
     assert "test_check:broken raised ValueError" in output
     assert "mend the constraint first" in output

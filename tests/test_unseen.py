@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.card import card
 from cdpg.cli import app
-from cdpg.evaluation.unseen import contexts_in_words, warning
+from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.runlog import read_json, read_jsonl
+from cdpg.tables import with_interval
 
 MANY = {"base": {}, "cdpg": {}, "dpg": {}}
 
@@ -43,12 +45,35 @@ MANY = {"base": {}, "cdpg": {}, "dpg": {}}
         ({"contexts_tuned_on": 3}, "contexts", ""),
         ({"contexts": 10**5000, "contexts_tuned_on": 0}, "contexts", ""),
         ({"contexts": -1, "contexts_tuned_on": "x"}, "contexts", ""),
+        ({"contexts": 6, "contexts_tuned_on": 0, "contexts_applied": 6}, "6 held-out contexts", ""),
+        (
+            {"contexts": 6, "contexts_tuned_on": 0, "contexts_applied": 5},
+            "6 held-out contexts (a constraint applies to 5 of them)",
+            "",
+        ),
+        ({"contexts": 6, "contexts_applied": 7}, "6 contexts", ""),
     ],
 )
 def test_how_contexts_are_spoken_of(record: dict[str, Any], words: str, warned: str) -> None:
     assert contexts_in_words(record) == words
     told = "this evaluation were tuned on: the figures may be better than on new contexts"
     assert warning(record) == (f"{warned} {told}" if warned else "")
+
+
+@pytest.mark.parametrize(
+    ("record", "count"),
+    [
+        ({"contexts": 2}, 2),
+        ({"contexts": 19}, 19),
+        ({"contexts": 20}, 0),
+        ({"contexts": 20, "contexts_applied": 19}, 19),
+        ({"contexts": 1}, 0),
+        ({}, 0),
+    ],
+)
+def test_intervals_from_few_contexts_are_called_rough(record: dict[str, Any], count: int) -> None:
+    sentence = f"intervals from so few contexts ({count}) are rough: evaluate on 20 or more to rely on them"
+    assert on_few(record) == (sentence if count else "")
 
 
 def even(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
@@ -84,6 +109,8 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert f"evaluation on {words}; output in run" in said
     assert f"{told}: the figures may be better than on new contexts; give others to evaluate on (eval_contexts" in said
     assert f"{words}, 2 samples each" in said
+    rough = "intervals from so few contexts (3) are rough"
+    assert said.count(rough) == 1
     assert "held-out" not in said
     figures = read_json(Path("run/evaluation.json"))
     assert (figures["contexts"], figures["contexts_tuned_on"]) == (3, 3)
@@ -91,14 +118,17 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     card = Path("run/model/README.md").read_text(encoding="utf-8")
     assert f"> **Warning:** {told}" in card and f"On {words}, 2 samples each" in card
     assert "held" not in card
+    assert "I" + rough[1:] in card
     page = html.unescape(Path("run/report.html").read_text(encoding="utf-8"))
     assert f"<strong>Warning:</strong> {told}: the figures" in page
     assert f"Measured on {words}, 2 samples each" in page
     assert f"On {words}. Methods are compared" in page
     assert f"Mean of b over ancestral samples. On {words}." in page
     assert "held-out" not in page
+    assert f"<strong>Warning:</strong> {rough}" in page
 
-    assert f"run on {words}" in call("evaluate", "run")
+    said = call("evaluate", "run")
+    assert f"run on {words}" in said and rough in said
     assert read_json(Path("run/evaluation.json"))["contexts_tuned_on"] == 3
     said = call("evaluate", "run", "--contexts", "other.txt")
     assert "run on 3 contexts, 1 of which the model was tuned on" in said
@@ -110,7 +140,7 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert read_json(Path("evaluation.json"))["contexts_tuned_on"] is None
 
     said = call("compare", *job, "--methods", "cdpg,reinforce", "--output-dir", "both")
-    assert "llama, 3 contexts that the models were tuned on" in said
+    assert "llama, 3 contexts that the models were tuned on" in said and rough in said
     assert "held-out" not in said
     assert read_json(Path("both/comparison.json"))["contexts_tuned_on"] == 3
     assert read_json(Path("both/reinforce/evaluation.json"))["contexts_tuned_on"] == 3
@@ -135,3 +165,11 @@ def test_contexts_that_are_shared_between_the_two_data_sets_are_counted(
     assert along == [(1, 1), (1, 1)]  # the first context alone
     digests = trainer.folder.tuned_on.read_text(encoding="ascii").split()
     assert len(digests) == 2 and all(len(digest) == 16 for digest in digests)
+
+
+def test_figures_that_round_to_zero_have_no_sign() -> None:
+    assert with_interval("satisfaction", {"mean": -0.0004, "low": -0.0006, "high": 0.0}) == "0.000 \\[-0.001, 0.000]"
+    assert with_interval("satisfaction", {"mean": 0.5, "low": None, "high": None}) == "0.500"
+    figures = {"mean": -0.0004, "low": -0.0006, "high": 0.0}
+    text = card({}, {"contexts": 30, "base": {}, "tuned": {"ess": figures}}, {"epochs": 1, "samples": 2})
+    assert "| 0.000 (-0.001 to 0.000) |" in text

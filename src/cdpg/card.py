@@ -16,8 +16,8 @@ import yaml
 from cdpg import files
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.catalogue import METRICS
-from cdpg.evaluation.unseen import contexts_in_words, warning
+from cdpg.evaluation.catalogue import METRICS, fixed
+from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.models.names import EMBEDDED
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json
@@ -150,7 +150,7 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
         "## Figures\n\n"
         + (f"> **Warning:** {problem}.\n\n" if problem else "")
         + f"On {contexts_in_words(evaluation)}, {_count(evaluation.get('samples_per_context'))} samples each, "
-        f"with {share} over contexts. "
+        f"with {share} over contexts. {_sentence(on_few(evaluation))}"
         "KL(p, π) is the distance from the ideal model, KL(π, a) that from the base.\n\n"
         + _table(("metric", "base", "tuned", "better"), rows)
     )
@@ -158,12 +158,17 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
 
 def _interval(metric: str, value: Any) -> str:
     figures = mapping(value)
-    numbers = [figures.get(key) for key in ("mean", "low", "high")]
-    if not all(isinstance(number, (int, float)) for number in numbers):
-        return "–"
     digits = METRICS[metric].digits if metric in METRICS else 3
-    mean, low, high = (f"{number:.{digits}f}" for number in numbers)
-    return f"{mean} ({low} to {high})"
+    numbers = [figures.get(key) for key in ("mean", "low", "high")]
+    mean, low, high = (fixed(number, digits) if isinstance(number, (int, float)) else None for number in numbers)
+    if mean is None:
+        return "–"
+    return mean if low is None or high is None else f"{mean} ({low} to {high})"
+
+
+def _sentence(text: str) -> str:
+    """With a capital and a full stop, before another one; nothing of nothing."""
+    return f"{text[0].upper()}{text[1:]}. " if text else ""
 
 
 def _use(kind: Any, settings: Mapping[str, Any]) -> str:

@@ -47,6 +47,8 @@ class Example:
 class DryLook:
     """What was seen."""
 
+    contexts: int
+    """Those that were sampled; ``look`` has the ones with a verdict."""
     look: Look
     pace: Pace
     tokens: float
@@ -182,6 +184,7 @@ def _seen(
     look = dataclasses.replace(look, evaluations=evaluating / low if low else 0.0)
     rows = [row for row in range(len(verdicts.b)) if row not in without]
     return DryLook(
+        contexts=samples.shape[0],
         look=look,
         pace=pace,
         tokens=float(samples.lengths.double().mean()),

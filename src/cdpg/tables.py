@@ -7,19 +7,24 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from cdpg.evaluation.catalogue import METRICS, POOLED
+from cdpg.evaluation.catalogue import METRICS, POOLED, fixed
 from cdpg.progress import safe_text
 
 _FIRST = ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base")
 
 
 def print_models(
-    console: Console, title: str, models: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any] | None = None
+    console: Console,
+    title: str,
+    models: Mapping[str, Mapping[str, Any]],
+    changes: Mapping[str, Any] | None = None,
+    caution: str = "",
 ) -> None:
     """Print the table as wide as it likes into a file or a pipe, and in a terminal in the first form that fits.
 
-    Intervals stand beside the means, or below them, or are left out.
+    Intervals stand beside the means, or below them, or are left out. ``caution`` is a sentence to be said below.
     """
     tables = [models_table(title, models, changes, between) for between in (" ", "\n", None)]
     widths = [_width(console, table) for table in tables]
@@ -27,6 +32,8 @@ def print_models(
         console.width = max(console.width, widths[0])
     fitting = (table for table, width in zip(tables, widths, strict=True) if width <= console.width)
     console.print(next(fitting, tables[-1]))
+    if caution:
+        console.print(Text(caution), soft_wrap=True)
 
 
 def models_table(
@@ -66,8 +73,11 @@ def _width(console: Console, table: Table) -> int:
 
 def with_interval(metric: str, value: Mapping[str, float | None] | None, between: str | None = " ") -> str:
     """``0.412 [0.380, 0.440]``; a dash where nothing is known. Rich would read the brackets as markup."""
-    if value is None or value["mean"] is None:
+    if value is None or (mean := value["mean"]) is None:
         return "–"
     digits = METRICS[metric].digits if metric in METRICS else 2
-    mean, low, high = (f"{value[key] or 0.0:.{digits}f}" for key in ("mean", "low", "high"))
-    return mean if between is None else f"{mean}{between}\\[{low}, {high}]"
+    low, high = value["low"], value["high"]
+    shown = fixed(mean, digits)
+    if between is None or low is None or high is None:
+        return shown
+    return f"{shown}{between}\\[{fixed(low, digits)}, {fixed(high, digits)}]"

@@ -6,8 +6,10 @@ figure anew on each draw; a difference or a ratio of two models is computed on t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -148,14 +150,37 @@ FIELDS = ("b", "valid", "log_a")
 
 
 def interval(figure: Figure, contexts: int, seed: int) -> dict[str, float | None]:
-    """The figure on the contexts as they are, and the 2.5 and 97.5 percentiles of the resamples that have a value."""
+    """The figure on the contexts as they are, and the expanded percentile interval of Hesterberg (2015).
+
+    Its ends are the percentiles at Φ(∓√(n/(n−1)) t) of the resamples that have a value, t being the 0.975 quantile of
+    Student's law with n − 1 degrees of freedom.
+    """
     mean = float(figure(np.arange(contexts)))
     if not np.isfinite(mean):
         return {"mean": None, "low": None, "high": None}
     drawn = np.random.Generator(np.random.PCG64(seed)).integers(contexts, size=(RESAMPLES, contexts))
     values = figure(drawn)
-    low, high = np.percentile(values[np.isfinite(values)], [2.5, 97.5])
+    normal = student_quantile(contexts - 1) * math.sqrt(contexts / (contexts - 1))
+    below = math.erfc(normal / math.sqrt(2)) / 2
+    low, high = np.quantile(values[np.isfinite(values)], [below, 1 - below])
     return {"mean": mean, "low": float(low), "high": float(high)}
+
+
+@lru_cache
+def student_quantile(freedom: int) -> float:
+    """t with ∫_0^t = 0.475 of Student's density, by Gauss-Legendre quadrature and Newton's method."""
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+
+    def density(t: Array) -> Array:
+        found: Array = np.exp(log_scale - (freedom + 1) / 2 * np.log1p(t**2 / freedom))
+        return found
+
+    t = 1.96
+    for _ in range(50):
+        area = float((weights * density((nodes + 1) * t / 2)).sum() * t / 2)
+        t += (CONFIDENCE / 2 - area) / float(density(np.array(t)))
+    return t
 
 
 def difference(after: Figure, before: Figure) -> Figure:
@@ -207,17 +232,25 @@ class Evaluation:
         return self._metrics[model]
 
     def changes(self, model: str, reference: str = "base") -> dict[str, Any]:
-        """Difference from and ratio to another model."""
+        """Difference from and ratio to another model, but in what is a quantity of the base whichever is sampled."""
         if (model, reference) not in self._changes:
             mine, other = self.figures[model], self.figures[reference]
             self._changes[model, reference] = {
                 name: {
                     "difference": self.interval(difference(mine[name], other[name])),
-                    "ratio": self.interval(ratio(mine[name], other[name])),
+                    "ratio": self.ratio(mine[name], other[name]),
                 }
                 for name in mine
+                if name not in ("z_mean", "z_nstd", "z_nstd_corrected")
             }
         return self._changes[model, reference]
+
+    def ratio(self, mine: Figure, other: Figure) -> dict[str, float | None]:
+        """Of positive figures alone, and where the divisor is surely one: all of its interval."""
+        divisor, value = self.interval(other)["low"], self.interval(mine)["mean"]
+        if divisor is None or value is None or divisor <= 0 or value <= 0:
+            return {"mean": None, "low": None, "high": None}
+        return self.interval(ratio(mine, other))
 
     def ideal(self) -> dict[str, Array]:
         """E_p[f] of each context from the base's samples: Σ b f / Σ b."""
@@ -282,6 +315,9 @@ class Evaluation:
             ]
         return {"row": context.row, "prompt": context.prompt, "columns": dict(context.columns), "outputs": outputs}
 
+    def _applies(self, model: str) -> Array:
+        return np.concatenate([block.applies.any(axis=1) for block in self.outcomes[model]])
+
     def to_mapping(self, models: Mapping[str, str]) -> dict[str, Any]:
         """``evaluation.json`` but for the models' own figures, which stand beside these or under ``models``."""
         tuned = {name: shown for name, shown in models.items() if name != "base"}
@@ -291,6 +327,7 @@ class Evaluation:
             "decoding": "ancestral",
             "contexts": len(self.contexts),
             "contexts_tuned_on": 0,
+            "contexts_applied": int(np.any([self._applies(name) for name in self.outcomes], axis=0).sum()),
             "samples_per_context": self.settings.evaluation_samples,
             "resamples": RESAMPLES,
             "confidence": CONFIDENCE,

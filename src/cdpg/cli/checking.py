@@ -63,9 +63,13 @@ def check(
 
 def _figures(found: DryLook) -> Table:
     look = found.look
-    table = Table(title=f"the base on {len(look.z)} contexts, {look.samples} samples each", title_justify="left")
+    title = f"the base on {found.contexts} contexts, {look.samples} samples each"
+    table = Table(title=title, title_justify="left")
     table.add_column("measured")
     table.add_column("value", justify="right")
+    unjudged = found.contexts - len(look.z)
+    if unjudged:
+        table.add_row("contexts without a verdict on any sample", str(unjudged))
     for name, value in (*_partition_rows(look), *_time_rows(found)):
         table.add_row(name, value)
     return table

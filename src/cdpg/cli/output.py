@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdpg.errors import CDPGError
-from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words
+from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words, on_few
 from cdpg.job import Inputs, Job
 from cdpg.progress import plain_text
 from cdpg.runlog import RunFolder, read_json
@@ -42,7 +42,7 @@ def finish_run(console: Console, folder: RunFolder, record: dict[str, Any], repo
         result = read_json(folder.evaluation)
         models = {name: result[name] for name in ("base", "tuned")}
         title = f"{contexts_in_words(result)}, {result['samples_per_context']} samples each"
-        print_models(console, title, models, result["changes"])
+        print_models(console, title, models, result["changes"], on_few(result))
     elif record:
         console.print(_epoch_table(record))
     quoted = shlex.quote(str(folder.path))

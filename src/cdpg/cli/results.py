@@ -23,7 +23,7 @@ from cdpg.cli.output import console_of_main, note, quiet_transformers, show, sho
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
-from cdpg.evaluation.unseen import contexts_in_words
+from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.job import Inputs, Job, gather, prompting, without_task
 from cdpg.models.names import locate
 from cdpg.report.values import is_chat
@@ -112,7 +112,7 @@ def evaluate(
         write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     shown = Console()
     models = {name: result[name] for name in ("base", "tuned")}
-    print_models(shown, f"{model} on {contexts_in_words(result)}", models, result["changes"])
+    print_models(shown, f"{model} on {contexts_in_words(result)}", models, result["changes"], on_few(result))
     show(shown, [f"figures: {target}"])
 
 

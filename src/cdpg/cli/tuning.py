@@ -15,7 +15,7 @@ from rich.console import Console
 from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.unseen import contexts_in_words
+from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.job import Job
 from cdpg.overwriting import require_place
 from cdpg.runlog import RunFolder
@@ -102,7 +102,7 @@ def compare(
         title += f"; beside the base, mean and range over {seeds} seeds"
         models = {"base": models["base"], **result["seeds"]}
     output = Console()
-    print_models(output, title, models)
+    print_models(output, title, models, caution=on_few(result))
     show(output, lines)
 
 

@@ -23,6 +23,14 @@ class Metric:
     """Which way is better; None where neither is."""
     digits: int = 3
     """Decimals in a table."""
+    of_base: bool = False
+    """An estimate of the same quantity of the base, whichever model is sampled: models are not compared in it."""
+
+
+def fixed(value: float, digits: int) -> str:
+    """A number with so many decimals; what rounds to zero has no sign."""
+    shown = f"{value:.{digits}f}"
+    return shown if float(shown) else f"{0:.{digits}f}"
 
 
 POOLED = "kl_target_policy_pooled"
@@ -47,13 +55,22 @@ METRICS: dict[str, Metric] = {
         "nats",
         "lower",
     ),
-    "kl_policy_base": Metric("KL(π, a)", "Distance of the model from the base.", "nats", "lower"),
+    "kl_policy_base": Metric(
+        "KL(π, a)", "Distance of the model from the base: the price of satisfaction, neither good nor bad.", "nats"
+    ),
     "coverage": Metric("coverage", "Share of contexts with at least one satisfying sample.", better="higher"),
     "z_mean": Metric(
-        "mean Z", "Mean over contexts of the estimated partition function: how much of the base satisfies."
+        "mean Z",
+        "Mean over contexts of the estimated partition function: how much of the base satisfies, whichever model is "
+        "sampled.",
+        of_base=True,
     ),
-    "z_nstd": Metric("nstd(Z), raw", "Deviation of Z over contexts, divided by its mean; sampling noise included."),
-    "z_nstd_corrected": Metric("nstd(Z), corrected", "The same with the sampling noise subtracted."),
+    "z_nstd": Metric(
+        "nstd(Z), raw",
+        "Deviation of Z over contexts, divided by its mean; sampling noise included.",
+        of_base=True,
+    ),
+    "z_nstd_corrected": Metric("nstd(Z), corrected", "The same with the sampling noise subtracted.", of_base=True),
     "ess": Metric("effective sample size", "(Σw)²/Σw² of a context's samples, as a share of them.", better="higher"),
     "checks_failed": Metric(
         "failed checks",

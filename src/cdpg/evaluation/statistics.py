@@ -2,12 +2,18 @@
 
 A mean is a ratio of two sums, BLEU a function of sums of n-gram counts, the deviation of the partition one of sums of
 Z and Z². So a resample of the contexts is a weighted sum of the same rows, whatever the metric.
+
+Intervals are expanded percentile intervals (T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015):
+plain percentiles are too narrow where there are few contexts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +44,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its interval; None where nothing was defined."""
+    """A figure and its interval; None where nothing was defined. One context gives a figure and no interval."""
 
     mean: float | None
     low: float | None
@@ -100,26 +106,64 @@ def resample(contexts: int, seed: int, resamples: int = RESAMPLES) -> Array:
 
 
 def interval(statistic: Statistic, resamples: Array) -> Interval:
-    """A metric with its percentile interval."""
-    return _interval(statistic.value(), statistic.on(resamples))
+    """A metric with its expanded percentile interval."""
+    return _interval(statistic.value(), statistic.on(resamples), resamples)
 
 
 def difference(after: Statistic, before: Statistic, resamples: Array) -> Interval:
     """after − before, both on the same resamples: paired by context."""
-    return _interval(after.value() - before.value(), after.on(resamples) - before.on(resamples))
+    return _interval(after.value() - before.value(), after.on(resamples) - before.on(resamples), resamples)
 
 
 def ratio(after: Statistic, before: Statistic, resamples: Array) -> Interval:
-    """after / before, paired by context; undefined where ``before`` is 0."""
+    """after / before, paired by context; undefined unless both are positive and the interval of ``before`` is, too."""
+    divisor = interval(before, resamples)
+    least = divisor.mean if divisor.low is None else divisor.low
+    if least is None or least <= 0 or not after.value() > 0:
+        return Interval(None, None, None)
     both = np.stack([after.on(resamples), before.on(resamples)], axis=1)
-    return _interval(float(quotient(np.array([after.value(), before.value()]))), quotient(both))
+    value = float(quotient(np.array([after.value(), before.value()])))
+    return _interval(value, quotient(both), resamples)
 
 
-def _interval(value: float, values: Array) -> Interval:
+def expanded_tail(contexts: int) -> float:
+    """Share of the resamples below the interval, and above it: Φ(-√(n/(n-1)) t) for n contexts.
+
+    t is the quantile of Student's law with n - 1 degrees of freedom that an interval of the mean would take; the root
+    makes up for the resamples' variance, which is that of the contexts divided by n and not by n - 1.
+    """
+    quantile = student_quantile(contexts - 1, CONFIDENCE)
+    return NormalDist().cdf(-math.sqrt(contexts / (contexts - 1)) * quantile)
+
+
+@lru_cache(maxsize=64)
+def student_quantile(freedom: int, confidence: float) -> float:
+    """t with P(|T| ≤ t) = ``confidence`` for Student's law with that many degrees of freedom, by bisection."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # beyond what a double can tell apart
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_within(freedom, middle) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _student_within(freedom: int, angle: float) -> float:
+    """P(|T| ≤ √freedom · tan(angle)), by the series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    odd = freedom % 2
+    steps = np.arange(2 + odd, freedom - 1, 2)  # each term is the one before, times (k - 1) / k and cos²
+    terms = np.concatenate([[1.0], np.cumprod((steps - 1) / steps * math.cos(angle) ** 2)])
+    if odd:
+        beyond = math.sin(angle) * math.cos(angle) * terms.sum() if freedom > 1 else 0.0
+        return float(2 / math.pi * (angle + beyond))
+    return float(math.sin(angle) * terms.sum())
+
+
+def _interval(value: float, values: Array, resamples: Array) -> Interval:
     """Percentiles of the resamples that have a value, around the value itself."""
     if not np.isfinite(value):
         return Interval(None, None, None)
-    kept = values[np.isfinite(values)]
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(kept, [tail, 100 - tail]) if len(kept) else (value, value)
+    kept, contexts = values[np.isfinite(values)], resamples.shape[1]
+    if contexts < 2 or not len(kept):
+        return Interval(value, None, None)
+    tail = 100 * expanded_tail(contexts)
+    low, high = np.percentile(kept, [tail, 100 - tail])
     return Interval(value, float(low), float(high))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.catalogue import LEFT_OUT, POOLED
+from cdpg.evaluation.catalogue import LEFT_OUT, METRICS, POOLED
 from cdpg.evaluation.divergence import kl_target_policy_pooled
 from cdpg.evaluation.outcome import (
     Outcome,
@@ -34,7 +34,7 @@ from cdpg.evaluation.statistics import (
     ratio,
     resample,
 )
-from cdpg.evaluation.unseen import TUNED_ON, warning
+from cdpg.evaluation.unseen import APPLIED, TUNED_ON, warning
 from cdpg.target import log_target
 
 BASE = "base"
@@ -119,7 +119,12 @@ class Evaluation:
         }
 
     def _on_contexts(self) -> dict[str, Any]:
-        return {"contexts": len(self.outcomes[BASE].contexts), TUNED_ON: self.tuned_on}
+        applies = torch.stack([~outcome.table("inapplicable").all(dim=1) for outcome in self.outcomes.values()])
+        return {
+            "contexts": len(self.outcomes[BASE].contexts),
+            TUNED_ON: self.tuned_on,
+            APPLIED: int(applies.any(dim=0).sum()),
+        }
 
     def _on_tuned_contexts(self) -> Iterator[str]:
         problem = warning(self._on_contexts())
@@ -165,7 +170,7 @@ class Evaluation:
         return {"between": {tuned[first]: {tuned[name]: self._changes(name, first) for name in others}}}
 
     def _changes(self, name: str, reference: str) -> dict[str, Any]:
-        """Difference from and ratio to another model, paired by context."""
+        """Difference from and ratio to another model, paired by context, in what the models may differ in."""
         resamples, before = self._resamples(), self.statistics[reference]
         return {
             metric: {
@@ -173,7 +178,7 @@ class Evaluation:
                 "ratio": ratio(statistic, before[metric], resamples).to_mapping(),
             }
             for metric, statistic in self.statistics[name].items()
-            if metric in before
+            if metric in before and not (metric in METRICS and METRICS[metric].of_base)
         }
 
     def _against_ideal(self, names: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether an evaluation's contexts were held out or tuned on, and how tables, report and model card say it.
+"""What an evaluation's contexts were, and how tables, report and model card say it: held out or tuned on, how many.
 
 All of them take the words from here. A record is what ``evaluation.json``, ``comparison.json`` or a line of
 ``evaluations.jsonl`` holds; one that does not say what was tuned on, such as an older one, claims nothing.
@@ -11,12 +11,24 @@ from typing import Any
 
 TUNED_ON = "contexts_tuned_on"
 """Key of a record: how many of its ``contexts`` have a prompt that was tuned on; null where that is not known."""
+APPLIED = "contexts_applied"
+"""Key of a record: to how many of its ``contexts`` a constraint applies, for one sample of one model at least."""
+FEW = 20
+"""Contexts below which intervals are called rough."""
 _MOST = 10**15
 """A larger number of contexts is taken for damage."""
 
 
 def contexts_in_words(record: Mapping[str, Any]) -> str:
-    """``200 held-out contexts``, ``12 contexts that the model was tuned on``; ``200 contexts`` if nothing is known."""
+    """``200 held-out contexts``, ``12 contexts that the model was tuned on``; ``200 contexts`` if nothing is known.
+
+    Where no constraint applies to some of them, which the figures then leave out, the others are counted, too.
+    """
+    applied = _applied(record)
+    return _tuning_in_words(record) + ("" if applied is None else f" (a constraint applies to {applied:,} of them)")
+
+
+def _tuning_in_words(record: Mapping[str, Any]) -> str:
     count, tuned_on = _counts(record)
     if count is None:
         return "contexts"
@@ -37,6 +49,21 @@ def warning(record: Mapping[str, Any]) -> str:
         return ""
     which = "the" if tuned_on == count else f"{tuned_on:,} of the {count:,}"
     return f"{which} contexts of this evaluation were tuned on: the figures may be better than on new contexts"
+
+
+def on_few(record: Mapping[str, Any]) -> str:
+    """What to think of intervals from few contexts; empty where there are enough, or one, which has no interval."""
+    applied = _applied(record)
+    count = _whole(record.get("contexts")) if applied is None else applied
+    if count is None or not 1 < count < FEW:
+        return ""
+    return f"intervals from so few contexts ({count}) are rough: evaluate on {FEW} or more to rely on them"
+
+
+def _applied(record: Mapping[str, Any]) -> int | None:
+    """To how many contexts a constraint applies, where that is known and fewer than all."""
+    count, applied = _whole(record.get("contexts")), _whole(record.get(APPLIED))
+    return applied if count is not None and applied is not None and applied < count else None
 
 
 def _counts(record: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.evaluation.unseen import TUNED_ON
+from cdpg.evaluation.unseen import APPLIED, TUNED_ON
 from cdpg.report.blocks import blocks_of, differences, facts
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.study import BASE_NAME, RELATIVE, Group, Study
@@ -199,8 +199,9 @@ def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list
     if differing:
         called = ", ".join(_CONDITIONS[key] for key in differing)
         notes.append(f"these runs were not evaluated alike, they differ in {called}: compare with care")
-    if len({number(record.get(TUNED_ON)) for record in evaluations}) > 1:
-        whole[TUNED_ON] = None
+    for key in (TUNED_ON, APPLIED):
+        if len({number(record.get(key)) for record in evaluations}) > 1:
+            whole[key] = None
     if "samples_per_context" in differing:
         for model, counters in whole["frequencies"].items():
             kept = (*RELATIVE, "token_rank")

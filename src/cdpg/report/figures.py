@@ -136,9 +136,9 @@ def _partition(study: Study, clock: Clock) -> Iterator[Chart]:
         yield Chart(
             "partition-nstd",
             "Deviation of Z between contexts",
-            f"std(Z)/mean(Z) over an epoch's contexts, {noise}. The lower it is, the closer dpg is to cdpg. The base's "
-            "level is of the evaluated contexts.",
-            partial(draw_lines, lines=lines, xlabel=clock.label, ylabel="nstd(Z)", base=_base_level(study, field)),
+            f"std(Z)/mean(Z) over an epoch's contexts, {noise}: an estimate for the base, whichever model is sampled. "
+            "The lower it is, the closer dpg is to cdpg.",
+            partial(draw_lines, lines=lines, xlabel=clock.label, ylabel="nstd(Z)"),
             section="partition",
         )
     values = sorted((z for z in map(count, sequence(study.evaluation.get("partition"))) if z is not None), reverse=True)
@@ -267,9 +267,10 @@ def _base_level(study: Study, metric: str) -> float | None:
     """The base's value on the contexts of the curves, a mean over the runs; else from the final evaluation.
 
     The final evaluation has other pools than the points of a curve: its pooled KL is no level for them. Runs that were
-    evaluated along the way on different contexts have no level in common: each line begins at its own base.
+    evaluated along the way on different contexts have no level in common: each line begins at its own base. What is an
+    estimate of the base all along has no level: a line that leaves it is noise, no gain.
     """
-    if len(contexts_along(study)) > 1:
+    if describe(metric).of_base or len(contexts_along(study)) > 1:
         return None
     along = mean(value.mean for run in study.runs if (value := base_along(run, metric)) is not None)
     bases = dict.fromkeys([BASE_NAME, *study.bases.values()])

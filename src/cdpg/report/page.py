@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from cdpg.evaluation.catalogue import METRICS, POOLED
-from cdpg.evaluation.unseen import contexts_in_words, warning
+from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.report.blocks import described, reasons
 from cdpg.report.charts import Chart, to_svg
 from cdpg.report.diagnosis import diagnose
@@ -281,8 +281,9 @@ def _conditions(study: Study) -> str:
 
 
 def _warnings(study: Study) -> list[str]:
-    """What to think of figures that are not of held-out contexts alone, each sentence once."""
-    found = [warning(study.evaluation), *(warning(run.evaluation) for run in study.runs)]
+    """What to think of figures that are not of held-out contexts alone, or of few, each sentence once."""
+    records = [study.evaluation, *(run.evaluation for run in study.runs)]
+    found = [sentence(record) for sentence in (warning, on_few) for record in records]
     return list(dict.fromkeys(sentence for sentence in found if sentence))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.report.folders import Record, Run
 from cdpg.report.style import BASE, Style
@@ -146,7 +147,9 @@ class Study:
 def _difference(
     evaluation: Record, model: str, name: str, tuned: Interval | None, base: Interval | None
 ) -> Interval | None:
-    """What an evaluation says of the change, else the difference of the means."""
+    """What an evaluation says of the change, else the difference of the means; None where models do not differ."""
+    if name in METRICS and METRICS[name].of_base:
+        return None
     changes = mapping(mapping(mapping(evaluation.get("changes")).get(model)).get(name))
     paired = interval(changes.get("difference"))
     if paired is not None or tuned is None or base is None:
