@@ -1,5 +1,6 @@
 """Have a model write JSON that follows a schema.
 
+    pip install jsonschema
     python examples/json_schema.py --model HuggingFaceTB/SmolLM2-135M --contexts sentences.txt
 
 The prompt shows one example; the constraint reads the answer's first line. Whether the values are *right* is not asked:
@@ -12,6 +13,8 @@ import argparse
 import json
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.config import parse_overrides
 from cdpg.contexts import load_contexts
@@ -20,26 +23,13 @@ SCHEMA = {
     "type": "object",
     "required": ["name", "age", "city"],
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "additionalProperties": False,
 }
-TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+VALIDATOR = Draft202012Validator(SCHEMA)
 PROMPT = 'Text: Ann is 31 and lives in Oslo.\nJSON: {{"name": "Ann", "age": 31, "city": "Oslo"}}\nText: {}\nJSON:'
 PEOPLE = ("Bob, Rome, 45", "Eve, Paris, 8", "Ida, Lima, 70", "Max, Bern, 19", "Lea, Cairo, 33", "Tom, Delhi, 52")
 FORMS = ("{0} is {2} years old and comes from {1}.", "In {1} we met {0}, aged {2}.")
 SENTENCES = [form.format(*person.split(", ")) for form in FORMS for person in PEOPLE]
-
-
-def follows(value: Any, schema: dict[str, Any]) -> bool:
-    """The part of JSON Schema that is needed here: type, required, properties (no others allowed), items."""
-    expected = TYPES[schema["type"]]
-    if not isinstance(value, expected) or isinstance(value, bool):  # to Python, true is an int
-        return False
-    if isinstance(value, list):
-        return all(follows(item, schema["items"]) for item in value)
-    if isinstance(value, dict):
-        parts = schema["properties"]
-        known = all(key in parts and follows(value[key], parts[key]) for key in value)
-        return known and all(key in value for key in schema["required"])
-    return True
 
 
 def valid_json(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
@@ -47,7 +37,7 @@ def valid_json(prompts: list[str], completions: list[str], **columns: Any) -> li
 
     def is_valid(text: str) -> bool:
         try:
-            return follows(json.loads(text), SCHEMA)
+            return VALIDATOR.is_valid(json.loads(text))
         except (ValueError, RecursionError):  # what a text may do to the parser is a verdict, not a failure
             return False
 
