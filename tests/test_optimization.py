@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
 from cdpg.objectives import Objective, WeightedObjective, make_objective
 from cdpg.objectives.base import Epoch
-from cdpg.optimization import StepSummary, Updater, make_optimizer
+from cdpg.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
 from cdpg.uniforms import UniformStream
 from uneven import VALID, Array, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
@@ -320,3 +321,45 @@ def test_before_the_first_step_a_failed_epoch_is_undone_and_saved(steps: int, mo
     assert rescued == ([0] if steps == 0 else [])
     assert objective.calls == (0 if steps == 0 else 1)
     assert torch.equal(policy.table, table(0).table) == (steps == 0)
+
+
+def test_the_events_around_each_step_that_is_taken() -> None:
+    events: list[str] = []
+    updater = replace(make_updater(table(0), method("cdpg"), batch_size=6), notify=events.append)
+    steps = updater.update(make_epoch()).steps
+    assert steps > 1
+    assert events == ["on_pre_optimizer_step", "on_optimizer_step"] * steps
+
+
+def test_the_objective_is_trained_along_with_the_policy() -> None:
+    policy = table(0)
+    objective = make_objective(CDPGConfig(method="ziegler"), policy)
+    assert objective.module is not None
+    frozen = next(objective.module.parameters())
+    frozen.requires_grad_(False)
+    expected = [*policy.module.parameters(), *(p for p in objective.module.parameters() if p is not frozen)]
+    found = trainable_parameters(policy, objective)
+    assert [id(p) for p in found] == [id(p) for p in expected]
+    assert [id(p) for p in trainable_parameters(policy, method("cdpg"))] == [id(p) for p in policy.module.parameters()]
+
+
+def test_adam_is_fused_where_the_device_has_it() -> None:
+    optimizer = make_optimizer(list(table(0).module.parameters()), CDPGConfig())
+    assert optimizer.defaults["fused"] is True
+
+
+def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:
+    """The first row of the next process has the place after the last of one's own."""
+    seen: list[int] = []
+    policy, epoch = table(0), make_epoch(share=range(2))
+    updater = make_updater(policy, method("cdpg"))
+    credit = updater.objective.credit(epoch, policy)
+    loss = credit.loss
+
+    def spy(rows: Tensor, scores: TokenScores) -> Tensor:
+        seen.extend(rows.tolist())
+        return loss(rows, scores)
+
+    credit.loss = spy  # type: ignore[method-assign]
+    updater._gradient(credit, epoch, torch.arange(N * M), 1.0)
+    assert sorted(seen) == list(range(2 * M))

@@ -189,3 +189,43 @@ def test_the_base_itself_is_not_scored_twice() -> None:
     model = table(1)
     found = collect(replace(rollout(policy=model, base=model), policy_is_base=True), every_sample=True)
     assert torch.equal(found.log_a, found.log_q)
+
+
+def test_the_stopwatch_books_what_passed_since_the_last_lap() -> None:
+    watch = Stopwatch(clock=iter([10.0, 12.0, 15.0, 16.0]).__next__)
+    watch.lap("a")
+    watch.lap("b")
+    watch.lap("a")
+    assert watch.seconds == {"a": 3.0, "b": 3.0}
+
+
+def test_scoring_log_q_again_is_sampling() -> None:
+    class Inexact(Slow):
+        exact_sampling = False
+
+    watch = Stopwatch()
+    made = rollout(policy=Inexact(TEXTS, ("a", "b", "c"), max_length=3))
+    made.collect(1, CONTEXTS, made.policy.encode(CONTEXTS, 3), False, watch)
+    assert watch.seconds["sampling"] >= 0.1
+    assert set(watch.seconds) == {"sampling", "constraint", "base"}
+
+
+class AtAB:
+    """Ends a text at its first b."""
+
+    watch: frozenset[str] = frozenset("b")
+
+    def cut(self, completion: str) -> str | None:
+        return completion.partition("b")[0] if "b" in completion else None
+
+
+def test_samples_end_where_the_stop_rule_says(epoch: Epoch) -> None:
+    texts = [text for row in collect(rollout(stop=AtAB())).samples.texts for text in row]
+    assert texts == [text.partition("b")[0] for row in epoch.samples.texts for text in row]
+
+
+def test_sums_are_those_of_all_processes() -> None:
+    def doubled(processes: Processes) -> list[float]:
+        return collect(rollout(processes)).total(torch.tensor([1.0, 2.0])).tolist()
+
+    assert side_by_side(2, doubled) == [[2.0, 4.0]] * 2

@@ -236,7 +236,8 @@ def test_rounding_does_not_carry_past_the_vocabulary() -> None:
 
 
 def test_probabilities_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(RunError, match="not finite"):
+    message = "the model's probabilities are not finite: its weights hold NaN or have grown beyond bounds"
+    with pytest.raises(RunError, match=f"^{message}$"):
         draw_tokens(torch.tensor([[0.0, float("nan")]]), torch.tensor([0.5], dtype=torch.float64))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,16 +22,16 @@ from cdpg.uniforms import UniformStream
 from cdpg.workers.pool import KINDS
 
 
-@dataclass
 class Stopwatch:
     """Seconds spent, by stage."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    _since: float = field(default_factory=time.perf_counter)
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock, self._since = clock, clock()
 
     def lap(self, stage: str) -> None:
         """Book the time since the last lap to a stage."""
-        now = time.perf_counter()
+        now = self._clock()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
         self._since = now
 
