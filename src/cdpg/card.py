@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cdpg import files
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
@@ -83,17 +81,20 @@ def card(
 
 
 def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
-    """What the hub reads. In ASCII, so that nothing in a name can end it or pass for a key."""
+    """What the hub reads."""
+    from huggingface_hub import ModelCardData
+
     tags = ["cdpg", "controlled-generation", str(settings.get("method", "cdpg")), settings.get("task")]
     known = base_on_hub(base, settings)
-    facts: dict[str, Any] = {
-        **({"base_model": known, "base_model_relation": "finetune"} if known else {}),
-        "library_name": "cdpg" if kind is None else "transformers",
-        "tags": list(dict.fromkeys(plain_text(str(tag), limit=60) for tag in tags if tag)),
-    }
-    if kind is not None and not mapping(kind).get("is_encoder_decoder"):
-        facts["pipeline_tag"] = "text-generation"
-    return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=False)}---"
+    writes_on = kind is not None and not mapping(kind).get("is_encoder_decoder")
+    facts = ModelCardData(
+        base_model=known,
+        base_model_relation="finetune" if known else None,
+        library_name="cdpg" if kind is None else "transformers",
+        tags=[plain_text(str(tag), limit=60) for tag in tags if tag],  # a name neither ends the block nor adds a key
+        pipeline_tag="text-generation" if writes_on else None,
+    )
+    return f"---\n{facts.to_yaml()}\n---"
 
 
 def base_on_hub(base: str, settings: Mapping[str, Any]) -> str | None:
