@@ -104,6 +104,13 @@ def test_the_deviation_of_the_partition() -> None:
     corrected = deviation_statistic(z, np.full(4, 0.01)).value()
     assert corrected == pytest.approx(np.sqrt(z.var() - 0.01) / z.mean(), rel=1e-12)
     assert deviation_statistic(z, np.full(4, 9.0)).value() == 0.0
+    some = deviation_statistic(z, np.array([0.01, np.nan, np.nan, 0.02])).value()
+    assert some == pytest.approx(np.sqrt(z.var() - 0.015) / z.mean(), rel=1e-12), "the mean of what is known"
+    assert np.isnan(deviation_statistic(z, np.full(4, np.nan)).value())
+    statistic = deviation_statistic(z, np.full(4, 0.01))
+    once, twice = statistic.on(np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]))
+    assert once == pytest.approx(0.0)
+    assert twice == 0.0, "one context has no spread"
 
 
 def test_comparisons_are_paired_by_context() -> None:

@@ -117,6 +117,18 @@ def test_the_noise_of_the_partition_is_subtracted() -> None:
     assert summary.nstd_corrected == pytest.approx(math.sqrt(z.var() - noise) / z.mean(), rel=1e-10)
 
 
+def test_few_and_small_ratios() -> None:
+    """One sample has no noise that is known; the effective size is a share of the samples with a verdict."""
+    ratio = np.array([[0.02, 0.0, 0.0], [0.1, 0.3, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    valid = np.array([[True, False, False], [True, True, False], [True, True, True], [False, False, False]])
+    found = _partition_statistics(ratio, valid)
+    z = np.array([0.02, 0.2, 0.0])
+    assert found["z_mean"].value() == pytest.approx(z.mean(), rel=1e-12)
+    noise = (0.02 / 2 + 0.0) / 2  # s² = 0.02 of two samples; three zeros have none
+    assert found["z_nstd_corrected"].value() == pytest.approx(math.sqrt(max(0, z.var() - noise)) / z.mean(), rel=1e-12)
+    assert found["ess"].value() == pytest.approx((1.0 + 0.4**2 / 0.1 / 2) / 2, rel=1e-12)
+
+
 def test_beams_have_figures_of_their_own() -> None:
     found = statistics_of(make_outcome(beams=True), EPSILON)
     assert found["satisfaction_beam"].value() == (1.0 + 0.5 + 0.0 + 1.0) / 4

@@ -306,6 +306,16 @@ def test_notices_tell_how_many_checks_failed_and_when_they_are_too_many(file: di
     assert notice.endswith("which are left out: too many for the figures to be relied upon")
 
 
+def test_the_file_says_how_it_was_made(file: dict[str, Any]) -> None:
+    expected = {
+        "decoding": "ancestral", "contexts": COUNT, "samples_per_context": SAMPLES, "resamples": 1000,
+        "confidence": 0.95, "seed": CONFIG.seed,
+    }  # fmt: skip
+    assert {key: file[key] for key in expected} == expected
+    beams = BASE.outcome(beams=("x",) * COUNT, beam_b=(1.0,) * COUNT)
+    assert Evaluation.of({"base": beams}, {}, CONFIG, {}).to_mapping({"base": "base"})["decoding"] == "beam"
+
+
 def test_tokens_are_counted_the_most_frequent_first(file: dict[str, Any]) -> None:
     assert file["frequencies"]["base"]["token_rank"] == [9, 5, 3]
 

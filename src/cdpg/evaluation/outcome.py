@@ -14,7 +14,14 @@ from torch import Tensor
 from cdpg.contexts import Context
 from cdpg.evaluation.divergence import kl_policy_base, kl_target_policy
 from cdpg.evaluation.measures import Measured
-from cdpg.evaluation.statistics import Array, Statistic, context_means, deviation_statistic, mean_statistic
+from cdpg.evaluation.statistics import (
+    Array,
+    Statistic,
+    context_means,
+    deviation_statistic,
+    mean_statistic,
+    quotient,
+)
 from cdpg.objectives.base import Epoch
 from cdpg.target import log_target
 
@@ -133,13 +140,11 @@ def _partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
     count = valid.sum(axis=1)
     judged = count > 0
     ratio, count, kept = ratio[judged], count[judged], valid[judged]
-    z = ratio.sum(axis=1) / np.maximum(count, 1)
+    total, squares = ratio.sum(axis=1), (ratio**2).sum(axis=1)
+    z = total / count
     spread = np.where(kept, ratio - z[:, None], 0.0)
     noise = np.where(count > 1, (spread**2).sum(axis=1) / np.maximum(count - 1, 1) / count, np.nan)
-    squares = (ratio**2).sum(axis=1)
-    ess = np.where(
-        squares > 0, ratio.sum(axis=1) ** 2 / np.where(squares > 0, squares, 1.0) / np.maximum(count, 1), np.nan
-    )
+    ess = quotient(np.stack([total**2 / count, squares], axis=1))
     found = {
         "z_mean": mean_statistic(z),
         "z_nstd": deviation_statistic(z, np.zeros_like(z)),
