@@ -17,8 +17,15 @@ import pytest
 import torch
 
 from cdpg import checkpoints, files
-from cdpg.checkpoints import CorruptCheckpoint, latest_checkpoint, load_checkpoint, save_checkpoint
-from cdpg.errors import RunError
+from cdpg.checkpoints import (
+    CorruptCheckpoint,
+    find_checkpoint,
+    kept_epochs,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from cdpg.errors import RunError, UserError
 
 # Every function through which a save changes the file system.
 CHANGES = (
@@ -417,3 +424,75 @@ def test_sigkill_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         promised = int.from_bytes((first + rest)[-4:], "big")
         epoch = int(latest_value(tmp_path))
         assert epoch in (promised, promised + 1)
+
+
+# --- which one a run goes on from ---
+
+
+def test_a_run_goes_on_from_the_newest_whole_one(tmp_path: Path) -> None:
+    told: list[str] = []
+    assert find_checkpoint(tmp_path, True, told.append) is None
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    assert kept_epochs(tmp_path) == [1, 2]
+    found = find_checkpoint(tmp_path, True, told.append)
+    assert found is not None and (found.epoch, told) == (2, [])
+    (newest / "state.json").write_bytes(b"{}")
+    found = find_checkpoint(tmp_path, True, told.append)
+    assert found is not None and found.epoch == 1
+    assert len(told) == 1 and told[0].startswith("a damaged checkpoint is skipped: ")
+    (tmp_path / "epoch-000001" / "state.json").write_bytes(b"{}")
+    with pytest.raises(RunError) as error:
+        find_checkpoint(tmp_path, True, told.append)
+    assert str(error.value) == (
+        f"no checkpoint in {str(tmp_path)!r} is whole: start again in another folder, or remove them to start again "
+        "in this one"
+    )
+
+
+def test_a_checkpoint_is_chosen_by_its_path(tmp_path: Path) -> None:
+    folder, other = tmp_path / "run" / "checkpoints", tmp_path / "other" / "checkpoints"
+    first = save(folder, 1)
+    save(folder, 2)
+    for given in (first, str(first)):
+        found = find_checkpoint(folder, given, pytest.fail)
+        assert found is not None and found.epoch == 1
+    with pytest.raises(UserError) as error:
+        find_checkpoint(other, first, pytest.fail)
+    assert str(error.value) == (
+        f"the checkpoint {str(first)!r} is not one of output_dir {str(other.parent)!r}: set output_dir to the folder it "
+        "belongs to; to go on elsewhere, copy that whole folder first"
+    )
+    missing = folder / "epoch-000009"
+    with pytest.raises(UserError) as error:
+        find_checkpoint(folder, missing, pytest.fail)
+    assert str(error.value) == (
+        f"there is no checkpoint {str(missing)!r}: expected a folder such as checkpoints/epoch-000100"
+    )
+
+
+@pytest.mark.parametrize(("epoch", "keep"), [(-1, 1), (1, 0)])
+def test_impossible_numbers_are_refused(tmp_path: Path, epoch: int, keep: int) -> None:
+    with pytest.raises(ValueError, match=f"^epoch must be at least 0 and keep at least 1, not {epoch} and {keep}$"):
+        save_checkpoint(tmp_path, epoch, {}, {}, keep)
+
+
+def test_tensors_that_cannot_be_read_are_told_with_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, 1)
+
+    def broken(error: Exception) -> Callable[[Path], Any]:
+        def load(path: Path) -> Any:
+            raise error
+
+        return load
+
+    monkeypatch.setattr(checkpoints, "load_file", broken(ValueError("odd")))
+    with pytest.raises(CorruptCheckpoint) as corrupt:
+        load_checkpoint(path)
+    assert str(corrupt.value) == f"the checkpoint {str(path)!r} cannot be read: odd"
+    monkeypatch.setattr(checkpoints, "load_file", broken(OSError(errno.EIO, "no luck")))
+    with pytest.raises(RunError) as unreadable:
+        load_checkpoint(path)
+    assert str(path) in str(unreadable.value) and "no luck" in str(unreadable.value)
