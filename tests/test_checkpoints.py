@@ -460,8 +460,8 @@ def test_a_checkpoint_is_chosen_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         find_checkpoint(other, first, pytest.fail)
     assert str(error.value) == (
-        f"the checkpoint {str(first)!r} is not one of output_dir {str(other.parent)!r}: set output_dir to the folder it "
-        "belongs to; to go on elsewhere, copy that whole folder first"
+        f"the checkpoint {str(first)!r} is not one of output_dir {str(other.parent)!r}: set output_dir to the folder "
+        "it belongs to; to go on elsewhere, copy that whole folder first"
     )
     missing = folder / "epoch-000009"
     with pytest.raises(UserError) as error:
