@@ -3,10 +3,12 @@
     python tests/mutants/core.py                            # all of them
     python tests/mutants/core.py --file src/cdpg/target.py  # those of one file
     python tests/mutants/core.py --name target-1a2b3c4d     # one of them
+    python tests/mutants/core.py --again                    # those too that are known to live
 
 Each mutant runs in a fork of one process that has the package and the tests imported, and meets the tests that run its
-line, quick ones first. A mutant may live if ``survivors.yaml`` says why. The exit status is 1 if more than a tenth of
-the mutants live, if one lives without a reason, or if the tests fail without any.
+line, quick ones first. A mutant may live if ``survivors.yaml`` says why, and is then not tried again unless asked for.
+The exit status is 1 if more than a tenth of the mutants live, if one lives without a reason, or if the tests fail
+without any.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--name", action="append", default=[], help="a mutant; may be repeated")
     parser.add_argument("--workers", type=int, default=2, help="mutants tried side by side (2)")
     parser.add_argument("--seconds", type=float, default=8, help="of tests that a mutant meets at most (8)")
+    parser.add_argument("--again", action="store_true", help="try those that are known to live, too")
     parser.add_argument("--verbose", action="store_true", help="show what the tests said of every mutant")
     return parser.parse_args()
 
@@ -107,6 +110,7 @@ def main() -> int:
     since = time.monotonic()
     files = given.file or [f"src/cdpg/{name}.py" for name in CORE]
     mutants = {mutant.name: mutant for file in files for mutant in mutants_of(file)}
+    reasons = survivors.load()
     chosen = {name: mutants[name] for name in given.name} or mutants
     tests = [f"tests/test_{name}.py" for name in TESTS]
     import_tests(tests)
@@ -116,11 +120,13 @@ def main() -> int:
     calls = []
     for mutant in chosen.values():
         names = lines.tests_of(mutant.file, mutant.lines, given.seconds)
-        if names:
+        known = survivors.key(mutant) in reasons and not (given.again or given.name)
+        if names and not known:
             calls.append(trial(mutant, names, given.seconds))
         else:
             scores[mutant.file].living.append(mutant.name)
-            say(f"no test   {mutant.name}: {mutant.function}\n{mutant.change}")
+            if not known:
+                say(f"no test runs it   {mutant.name}: {mutant.function}\n{mutant.change}")
     for result in forks.run(calls, given.workers):
         mutant = mutants[result.name]
         scores[mutant.file].count(result)
@@ -128,20 +134,14 @@ def main() -> int:
         if given.verbose:
             say(result.output)
     whole = report(scores, "file", time.monotonic() - since)
-    return int(not judge(whole, mutants, everything=chosen is mutants and not given.file))
-
-
-def judge(score: Score, mutants: dict[str, Mutant], everything: bool) -> bool:
-    """Whether few enough live, each with a reason; shows what is wrong."""
-    reasons = survivors.load()
-    living = {survivors.key(mutants[name]): name for name in score.living}
-    unexplained = [name for key, name in living.items() if key not in reasons]
+    if given.again:
+        for name in sorted(set(chosen) - set(whole.living)):
+            if survivors.key(chosen[name]) in reasons:
+                say(f"{survivors.LIST.name} says that {name} lives, and it was noticed: take it out")
+    unexplained = [name for name in whole.living if survivors.key(mutants[name]) not in reasons]
     if unexplained:
         say(f"\n{len(unexplained)} live without a reason in {survivors.LIST.name}: {', '.join(unexplained)}")
-    if everything:
-        for file, function, change in sorted(set(reasons) - set(living)):
-            say(f"\n{survivors.LIST.name} explains what does not live: {file}, {function}\n{change}")
-    return not unexplained and score.killed >= REQUIRED * score.total
+    return int(bool(unexplained) or whole.killed < REQUIRED * whole.total)
 
 
 if __name__ == "__main__":

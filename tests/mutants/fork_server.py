@@ -32,6 +32,8 @@ PYTEST_OPTIONS = (
     "-x", "-q", "-p", "no:cacheprovider", "--tb=short",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of plugins, which are loaded already
 )  # fmt: skip
+LIMIT = 900.0
+"""Seconds that a job may take where nothing is known of its tests."""
 NO_SUCH_TEST = 4, 5
 """Pytest's status when what it was asked for does not exist: the fault's list of tests is wrong."""
 
@@ -45,9 +47,11 @@ class Job:
     file: str | None = None
     source: str = ""
     """The whole text of the file."""
+    limit: float = LIMIT
+    """In seconds."""
 
-    def call(self, limit: float) -> Call:
-        return Call(self.name, self._run, limit, before=self._put, after=self._restore)
+    def call(self) -> Call:
+        return Call(self.name, self._run, self.limit, before=self._put, after=self._restore)
 
     def _put(self, folder: Path) -> None:
         if self.file is not None:
@@ -92,9 +96,9 @@ def load_libraries() -> None:
     assert not any(name.partition(".")[0] == "cdpg" for name in sys.modules)
 
 
-def run(jobs: Iterable[Job], workers: int, limit: float) -> Iterator[Result]:
-    """Run the jobs, some side by side, and give each result as it comes; ``limit`` is in seconds a job."""
-    yield from forks.run([job.call(limit) for job in jobs], workers, prepare=_copy_source)
+def run(jobs: Iterable[Job], workers: int) -> Iterator[Result]:
+    """Run the jobs, some side by side, and give each result as it comes."""
+    yield from forks.run([job.call() for job in jobs], workers, prepare=_copy_source)
 
 
 def _copy_source(folder: Path) -> None:

@@ -53,5 +53,5 @@ def report(scores: dict[str, Score], title: str, seconds: float) -> Score:
         end = f"   {seconds / 60:.1f} minutes" if score is whole else ""
         say(f"{group:<{width}}  {score.total:6}  {score.killed:6}  {len(score.living):6}{end}")
     if whole.slow:
-        say(f"{whole.slow} of the killed ran into the time limit, which counts as killed")
+        say(f"{whole.slow} of the killed took many times as long as their tests do, and were ended")
     return whole
