@@ -18,6 +18,8 @@ from cdpg.advice import Look, advise
 from cdpg.config import Method
 from cdpg.constraints.judge import Judge
 from cdpg.contexts import Context
+from cdpg.errors import UserError
+from cdpg.failures import FailureLog
 from cdpg.models.base import LanguageModel
 from cdpg.objectives import make_objective
 from cdpg.optimization import accumulate
@@ -191,12 +193,21 @@ def test_workers_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_to_which_nothing_applies_changes_nothing(tmp_path: Path, method: Method) -> None:
+def test_an_epoch_to_which_nothing_applies_changes_nothing(
+    tmp_path: Path, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FailureLog, "problem", lambda self, epoch: None)  # as if something had applied before
     trainer = trained(tmp_path, naughty.on_odd, ("even",) * 3, method=method)
     assert torch.equal(next(trainer.model.parameters()), next(tabular(4).module.parameters()))
     for record in read_jsonl(tmp_path / "metrics.jsonl"):
         assert (record["not_applicable"], record["checks_failed"], record["steps"]) == (24, 0, 0)
         assert (record["satisfaction"], record["length"], record["z_mean"]) == (None, None, 0.0)
+
+
+def test_a_run_to_which_nothing_applies_ends_after_its_first_epoch(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no constraint applies to any of the 24 samples of epoch 1"):
+        trained(tmp_path, naughty.on_odd, ("even",) * 3)
+    assert not (tmp_path / "model").exists()
 
 
 def test_the_dry_look_says_that_nothing_applies() -> None:

@@ -14,7 +14,7 @@ from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import page, write_report
 from cdpg.report.diagnosis import diagnose, ratio_to_ideal
 from cdpg.report.outcome_rules import (
-    FARTHER,
+    DEAR,
     LEAST_SPENT,
     LESS_DIVERSE,
     LONGER,
@@ -186,16 +186,19 @@ def test_a_distance_from_the_ideal_model_that_rose() -> None:
     sure = found(farther("m", "cdpg", base, tuned, Interval(0.41, 0.001, 0.8)))
     assert (sure.level, sure.title) == ("problem", "Farther from the ideal model than the base")
     assert sure.text == (
-        "The pooled KL(p, π) is 1.35 nats for the base and 1.76 for the tuned model: +0.41 [+0.001, +0.8], paired by "
-        "context."
+        "The pooled KL(p, π) did not fall (+0.41, interval [+0.001, +0.8], paired by context): 1.35 → 1.76 nats."
     )
     perhaps = found(farther("m", "cdpg", base, tuned, Interval(0.41, -0.1, 0.9)))
-    assert (perhaps.level, perhaps.title) == ("warning", "Perhaps farther from the ideal model than the base")
+    assert (perhaps.level, perhaps.title) == ("warning", "No nearer to the ideal model than the base")
     assert "[−0.1, +0.9]" in perhaps.text and "Chance may explain it" in perhaps.advice
     assert "no interval" in found(farther("m", "cdpg", base, tuned, None)).text
-    small = FARTHER * base.mean
-    assert shown(farther("m", "cdpg", base, around(1.35 + small), Interval(small, -0.1, 0.4))) == "1.35 → 1.49 nats"
-    assert found(farther("m", "cdpg", base, around(1.49), Interval(1.01 * small, -0.1, 0.4))).level == "warning"
+    level = found(farther("m", "cdpg", around(1.0), around(1.08), Interval(0.08, -0.3, 0.5)))
+    assert level.text == (
+        "The pooled KL(p, π) did not fall (+0.08, interval [−0.3, +0.5], paired by context): 1 → 1.08 nats."
+    )
+    assert found(farther("m", "cdpg", base, base, Interval(0.0, -0.1, 0.1))).level == "warning"
+    assert shown(farther("m", "cdpg", base, around(1.34), Interval(-0.01, -0.2, 0.2))) == "1.35 → 1.34 nats"
+    assert shown(farther("m", "cdpg", Interval(0.0), Interval(0.0), None)) == "0 → 0 nats"
     assert found(farther("m", "cdpg", base, around(1.36), Interval(0.01, 0.001, 0.02))).level == "problem"
     assert shown(farther("m", "cdpg", base, around(1.2), Interval(-0.15, -0.2, -0.1))) == "1.35 → 1.2 nats"
     assert "no evaluation has it" in unjudged(farther("m", "cdpg", base, None, None))
@@ -233,7 +236,15 @@ def test_a_distance_from_the_base_that_is_large_for_what_was_gained() -> None:
     finding = found(rule(1.01 * TOO_DEAR * most))
     assert (finding.level, finding.title) == ("problem", "Far from the base for what was gained")
     assert "from 0.400 to 0.600 at a KL(π, a) of 1.46 nats" in finding.text and "at most 0.3." in finding.text
-    assert shown(rule(0.99 * TOO_DEAR * most)) == "1.44 nats where 0.3 would do"
+    near = found(rule(0.99 * TOO_DEAR * most))
+    assert (near.level, near.title) == ("warning", "Farther from the base than the gain needs")
+    assert near.text.endswith("costs at most 0.3. The interval of KL(π, a) is [1.34, 1.54].")
+
+    def within(spent: float, wanted: float) -> Iterator[Remark]:
+        return too_dear("m", "cdpg", Interval(spent, 0.1, 9.0), around(wanted), before, Interval(0.6, 0.5, 0.7), 1.0)
+
+    assert found(within(1.07, 0.65)).level == "warning", "though chance may explain it"
+    assert shown(within(0.99 * DEAR * 0.65, 0.65)) == "0.965 nats where 0.65 would do"
     assert "compare with cdpg" in found(rule(9, "ziegler")).advice
 
 
@@ -319,7 +330,7 @@ def test_a_run_is_worse_than_the_base_by_the_same_pool(tmp_path: Path) -> None:
     for name, base, end in (("new", 0.9, ", above the base's 0.9."), ("old", None, ".")):
         run = run_with_pooled(tmp_path / name, base, [0.8, 0.7, 1.2], (0.95, 1.25))
         first, second = _of_distance(run)
-        assert first[:2] == ("problem", "Farther from") and "0.95 nats for the base and 1.25 for" in first[2]
+        assert first[:2] == ("problem", "Farther from") and "0.95 → 1.25 nats." in first[2]
         assert second == ("problem", "Moved away from", f"0.7 nats at epoch 2 and is 1.2 at the end{end}")
 
 
@@ -327,10 +338,10 @@ def test_without_a_final_evaluation_the_last_along_the_run_speaks(tmp_path: Path
     run = run_with_pooled(tmp_path / "run", 0.9, [1.2, 1.2], (0.9, 1.2))
     (run / "evaluation.json").unlink()
     ((level, title, text),) = _of_distance(run)
-    assert (level, title) == ("warning", "Perhaps farther from")
+    assert (level, title) == ("warning", "No nearer to")
     assert text == (
-        "The pooled KL(p, π) is 0.9 nats for the base and 1.2 for the tuned model at the last evaluation of the run; "
-        "there is no interval of the difference."
+        "The pooled KL(p, π) at the last evaluation of the run did not fall (there is no interval of the difference): "
+        "0.9 → 1.2 nats."
     )
 
 
@@ -360,7 +371,7 @@ def test_a_short_run_that_moved_away_is_told_so_first_and_not_called_level(tmp_p
     assert made.findings[0].title == "Farther from the ideal model than the base"
     assert dict(made.unjudged)["a run of 10 epochs is too short: 20 are needed"].startswith("change of satisfaction")
     text = _page(run)
-    assert text.index("1.35 nats for the base and 1.76") < text.index('class="cards"') < text.index(">Diagnosis<")
+    assert text.index("1.35 → 1.76 nats") < text.index('class="cards"') < text.index(">Diagnosis<")
     assert "levelled off" not in text and "stands out" not in text
 
 
@@ -412,7 +423,7 @@ def test_a_sound_run_lists_all_that_was_looked_at(tmp_path: Path) -> None:
     assert len(lines) == 14
     assert lines["epochs done"] == "100 of 100" and lines["pooled KL(p, π), base → tuned"] == "0.622 → 0.311 nats"
     text = _page(run)
-    assert "Nothing was found in what was looked at." in text and "Could not be judged" not in text
+    assert "The checks listed below found no problem." in text and "Could not be judged" not in text
 
 
 def test_the_price_of_a_soft_constraint_is_not_judged(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -12,13 +13,15 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from tokenizers import processors
 from torch import Tensor
+from typer.testing import CliRunner
 
 import tiny
 from cdpg import CDPGConfig
+from cdpg.cli import app
 from cdpg.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.loading import load_model, load_policy_and_base
-from cdpg.models.names import require_model
+from cdpg.models.names import locate, require_model
 from cdpg.models.text import Codec
 from cdpg.models.transformer import TransformerModel
 from cdpg.sampling import Samples, assemble, sample_chunks
@@ -260,6 +263,38 @@ def test_a_half_precision_folder_is_computed_in_float32(tmp_path: Path) -> None:
 def test_a_missing_model_is_the_user_s_error() -> None:
     with pytest.raises(UserError, match="cannot load the model 'no/such-model'"):
         load_model("no/such-model", CDPGConfig(device="cpu"))
+
+
+@pytest.mark.parametrize("name", ["./nope", "../nope", "/nope", "~/nope", "nope/", "runs/nope"])
+def test_a_misspelt_path_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "runs" / "nape").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url: pytest.fail("the hub is asked"))
+    meant = ": did you mean 'runs/nape'?" if name == "runs/nope" else ""
+    expected = re.escape(f"there is no folder {name!r}{meant}")
+    with pytest.raises(UserError, match=f"^{expected}$"):
+        locate(name)
+    for command in (["evaluate", name], ["sample", name, "--context", "x"]):
+        result = CliRunner().invoke(app, command)
+        assert isinstance(result.exception, UserError) and re.match(expected, str(result.exception))
+    for hub_id in ("me/nope", "nope", "code-tiny"):
+        locate(hub_id)
+
+
+def test_the_wait_for_the_hub_is_announced_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(url: str) -> None:
+        assert capsys.readouterr().err in ("asking the hub for me/far-away\n", ""), "before the wait"
+        heard.append(url)
+        raise OSError("no route")
+
+    heard: list[str] = []
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["sample", "me/far-away", "--context", "x"])
+        assert "the hub cannot be reached" in str(result.exception)
+        assert result.stderr.count("asking the hub for me/far-away") == (len(heard) == 1)
 
 
 def test_the_hub_is_asked_once_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

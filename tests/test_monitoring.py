@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 from cdpg.constraints.judge import CheckFailure
 from cdpg.contexts import Context
+from cdpg.errors import RunError, UserError
 from cdpg.failures import FailureLog
 from cdpg.monitoring import failure_records, metrics_record, sample_records
 from cdpg.objectives.base import Epoch
@@ -204,6 +205,50 @@ def test_a_run_in_which_every_check_fails_ends_whatever_is_allowed(tmp_path: Pat
     allowed = log(tmp_path, share=1.0)
     assert allowed.too_many(epoch(199)) is None
     assert "the check of every sample of epoch 1 failed (died 200)" in str(allowed.too_many(epoch(200)))
+
+
+WORKERS = "if it needs a GPU or what only the training process has, set check_workers: 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "cure"),
+    [
+        ("timeout", "no answer after 5 s", "make it quicker or raise check_seconds"),
+        ("value", "returned 3 values for 2 samples", "mend the constraint"),
+        ("exception", "ValueError: about nothing", "mend the constraint"),
+        ("memory", "MemoryError", "let it take less memory or raise check_memory"),
+        ("died", "the worker was ended by SIGKILL", f"mend the constraint, or {WORKERS}"),
+        ("exception", "ModuleNotFoundError: No module named 'x'", f"mend the constraint, or {WORKERS}"),
+        (
+            "exception",
+            "RuntimeError: Cannot re-initialize CUDA in forked subprocess",
+            f"mend the constraint, or {WORKERS}",
+        ),
+    ],
+)
+def test_the_end_of_a_run_without_verdicts_says_what_to_do(tmp_path: Path, kind: str, detail: str, cure: str) -> None:
+    lost = torch.ones(1, 8, dtype=torch.bool)
+    given = SimpleNamespace(
+        number=1, valid=~lost, failed=lost, inapplicable=~lost, checks={f"failed_{kind}": 8},
+        failures={(0, 0): CheckFailure("m:f", kind, detail)},
+    )  # fmt: skip
+    problem = log(tmp_path).problem(given)  # type: ignore[arg-type]
+    assert isinstance(problem, RunError)
+    expected = f"; examples are in {str(tmp_path / 'failures.jsonl')!r}: {cure}, and continue with "
+    assert expected in str(problem)
+
+
+def test_nothing_applying_ends_a_run_unless_something_has_applied(tmp_path: Path) -> None:
+    nothing = SimpleNamespace(
+        number=1, failed=torch.zeros(2, 8, dtype=torch.bool), inapplicable=torch.ones(2, 8, dtype=torch.bool),
+        checks={}, failures={},
+    )  # fmt: skip
+    found = log(tmp_path)
+    problem = found.problem(nothing)  # type: ignore[arg-type]
+    assert isinstance(problem, UserError)
+    assert str(problem).startswith("no constraint applies to any of the 16 samples of epoch 1: each returned None")
+    assert found.problem(epoch(0)) is None
+    assert found.problem(nothing) is None  # type: ignore[arg-type]
 
 
 def test_each_kind_of_failure_is_told_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from rich.text import Text
 
 from cdpg import memory
 from cdpg.config import CDPGConfig
+from cdpg.forecast import final_contexts, guessed_context, run_seconds
+from cdpg.notices import Notices
 from cdpg.progress import Progress, outlook, plain_text, safe_text
 
 
@@ -95,8 +98,8 @@ def test_what_is_not_known_is_a_dash(missing: float | None) -> None:
         progress.update(record(1, kl_target_policy=missing, satisfaction=missing, seconds=0.0))
         progress.update({"epoch": 2})
     first, second = stream.getvalue().splitlines()
-    assert first == "epoch 1/2, satisfaction -, coverage 0.88, rough KL(p,pi) -, - tokens/s, 0s left"
-    assert second == "epoch 2/2, satisfaction -, coverage -, rough KL(p,pi) -, - tokens/s, 0s left"
+    assert first == "epoch 1/2, satisfaction -, coverage 0.88, rough KL(p,pi) -, - tokens/s, 1s left"
+    assert second == "epoch 2/2, satisfaction -, coverage -, rough KL(p,pi) -, - tokens/s, 1s left"
 
 
 def test_notes_are_one_line_without_control_characters() -> None:
@@ -128,6 +131,41 @@ def test_time_left_is_what_the_trainer_says_it_is() -> None:
     assert stream.getvalue().endswith(", 50m07s left\n")
 
 
+def test_something_is_left_until_the_run_is_over() -> None:
+    stream = io.StringIO()
+    with Progress(3, Console(file=stream), Clock()) as progress:
+        progress.update(record(3, seconds=7.0))
+        progress.stage("saving the model")
+        progress.stage("final evaluation, about 3m00s")
+        progress.working("final evaluation: evaluating base: 0 of 64 contexts")  # at most every 5 s
+    first, *rest = stream.getvalue().splitlines()
+    assert first.endswith(", 1s left")
+    assert rest == ["saving the model", "final evaluation, about 3m00s"]
+
+
+def test_time_left_counts_the_evaluations_to_come() -> None:
+    """After the last epoch: the evaluation that follows it, then the final one, of what that has not evaluated."""
+    config = CDPGConfig(epochs=10, evaluate_every=10, evaluation_contexts=64)
+    assert run_seconds(config, 5.0, 2.0, held_out=200, done=10) == 2.0 * (64 + final_contexts(config, 200))
+    assert final_contexts(config, 200) == 2 * (200 - 64)
+    assert run_seconds(config, 5.0, 2.0, held_out=64, done=10) == 128.0
+    assert run_seconds(config, 5.0, 2.0, held_out=64, done=9) == 133.0
+    assert guessed_context(config, 8.0) == 8.0 / config.samples_per_epoch * config.evaluation_samples
+
+
+def test_memory_is_told_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    notices = Notices(SimpleNamespace(notices=[]), SimpleNamespace(), 4)  # type: ignore[arg-type]
+    config, watch = CDPGConfig(epochs=2), SimpleNamespace(notice=lambda threads: None)
+    for peak in (1_000_000_000, 1_200_000_000, 1_300_000_000, 1_300_000_000):
+        monkeypatch.setattr(memory, "peak", lambda peak=peak: {"memory": peak})
+        if not told:
+            notices.of_first_epoch(config, {"epoch": 1, "seconds": 1.0}, watch, (0, None), told.append)  # type: ignore[arg-type]
+        else:
+            notices.of_memory(told.append)
+    assert told[1:] == ["in all, at most 1.3 GB of memory in use"]
+
+
 def test_the_first_epoch_tells_time_and_memory() -> None:
     config = CDPGConfig(epochs=101, evaluate_every=50, evaluation_contexts=10)
     told = outlook(config, 1, 6.0, 20, 0.5, {"memory": 3_210_000_000, "GPU memory": 512_000_000})
@@ -136,7 +174,9 @@ def test_the_first_epoch_tells_time_and_memory() -> None:
         f"an epoch takes about 6s; evaluations are {evaluations / (600 + evaluations):.0%} of the time left; "
         "at most 3.2 GB of memory, 512 MB of GPU memory in use so far"
     )
-    assert "6s; the time left does not count evaluations; at most" in outlook(config, 1, 6.0, 20, None, {})
+    guessed = 6.0 / config.samples_per_epoch * config.evaluation_samples * (3 * 10 + 2 * 20)
+    perhaps = f"6s; evaluations are perhaps {guessed / (600 + guessed):.0%} of the time left; at most"
+    assert perhaps in outlook(config, 1, 6.0, 20, None, {})
     hint = "; evaluations are 92% of the time left (evaluate_every=0 leaves out those along the run); at most"
     assert hint in outlook(config, 1, 0.03, 20, 0.5, {})
     without = config.replace(evaluate_every=0)

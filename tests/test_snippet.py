@@ -27,9 +27,11 @@ from transformers import (
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.card import card
 from cdpg.constraints.python_code import FunctionEnd
-from cdpg.contexts import load_contexts
-from cdpg.usage import program, stop_code
+from cdpg.contexts import Context, load_contexts
+from cdpg.models.loading import load_model
+from cdpg.usage import facts, program, stop_code
 
 YES = 0.65
 DRAWS = 400
@@ -374,3 +376,26 @@ def test_what_comes_from_outside_is_a_literal() -> None:
     assert f"tokenizer({hostile!a}, add_special_tokens=False)" in code
     assert not any(line.startswith("`") for line in code.splitlines())
     compile(code, "card", "exec")
+
+
+def own_system(*systems: str, setting: str = "") -> Any:
+    """What a run records of the system messages of its prompts; an empty one is left out."""
+    chats = [[*([{"role": "system", "content": text}] if text else []), *chat("dog")] for text in systems]
+    rows = [Context(tuple(messages), {}, row) for row, messages in enumerate(chats, start=1)]
+    model = load_model(tiny.make_model("llama"), CDPGConfig(device="cpu"), tiny.tokenizer_for("llama"))
+    return facts(model, CDPGConfig(chat=bool(setting), system=setting), rows, None)
+
+
+def test_a_system_message_that_all_prompts_carry_is_in_the_program() -> None:
+    line = 'prompt = [{"role": "system", "content": \'be brief\'}, *prompt]'
+    shared = own_system("be brief", "be brief")
+    assert line in program(shared, {})
+    assert line in program(own_system("", "", setting="be brief"), {"chat": True, "system": "be brief"})
+    assert "system" not in program(own_system("", ""), {})
+    for several in (own_system("be brief", "be kind"), own_system("be brief", "")):
+        assert "be brief" not in program(several, {})
+        told = "The prompts that the model was tuned on carried system messages of their own, which differ"
+        spent, settings = {"epochs": 1, "samples": 2}, {"origin": {"sampling": several}}
+        assert told in card(settings, {}, spent, {}) and told not in card(
+            {"origin": {"sampling": shared}}, {}, spent, {}
+        )

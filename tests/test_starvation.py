@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.starvation import StarvationWatch
+from cdpg.starvation import PlentyWatch, StarvationWatch
 from enumeration import tabular
 
 ALONG, AT_END = "hardly anything to learn from", "learnt next to nothing"
@@ -51,6 +51,20 @@ def test_the_end_looks_at_all_epochs() -> None:
     assert "no context of its 1 epochs" in none
 
 
+def test_a_base_that_nearly_always_satisfies_is_told_once_enough_samples_are_seen() -> None:
+    watch, told = PlentyWatch(), []
+    for epoch, z in enumerate([1.0, 0.98, 1.0, 1.0], start=1):
+        told.append(watch.warning({"epoch": epoch, "samples": 60, "satisfaction": z, "z_mean": z}))
+    first, second, third, fourth = told
+    assert (first, third, fourth) == (None, None, None)
+    assert second is not None and "by epoch 2, the base satisfies the constraint in 99% of its samples" in second
+    some = {"epoch": 1, "samples": 100, "satisfaction": 1.0, "z_mean": 0.98}
+    assert PlentyWatch().warning(some) is None, "the policy always satisfies, the base does not"
+    verdict = PlentyWatch().verdict([some | {"z_mean": 1.02}, some | {"z_mean": 0.97}])
+    assert verdict is not None and "in 100% of its samples: there was nothing to gain" in verdict
+    assert PlentyWatch().verdict([some]) is None and PlentyWatch().verdict([]) is None
+
+
 def never(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
     return [False] * len(completions)
 
@@ -59,14 +73,16 @@ def always(prompts: list[str], completions: list[str], **columns: Any) -> list[b
     return [True] * len(completions)
 
 
-@pytest.mark.parametrize(("constraint", "times"), [(never, 1), (always, 0)])
+@pytest.mark.parametrize(("constraint", "times"), [(never, 1), (always, 0)])  # starving; with nothing to gain
 def test_a_python_user_sees_it_on_standard_error(
     tmp_path: Path, constraint: Any, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = CDPGConfig(
-        output_dir=str(tmp_path), epochs=5, contexts_per_epoch=2, num_generations=2, max_completion_length=2,
+        output_dir=str(tmp_path), epochs=5, contexts_per_epoch=2, num_generations=10, max_completion_length=2,
         device="cpu", check_workers=0,
     )  # fmt: skip
     CDPGTrainer(tabular(4), constraint, config, ["a", "a b"]).train()
     err = capsys.readouterr().err
     assert [err.count(ALONG), err.count(AT_END)] == [times, times]
+    assert [err.count(f"there {word} nothing to gain; drop") for word in ("is", "was")] == [1 - times, 1 - times]
+    assert "by epoch 5, the base satisfies the constraint in 100% of its samples" in err or times

@@ -237,6 +237,9 @@ def test_a_run_is_made_longer_only_while_its_rate_would_have_been_the_same(tmp_p
     earlier = tabular_trainer(tmp_path, epochs=6, decay_epochs=1)
     earlier.train(resume_from_checkpoint=tmp_path / "checkpoints" / "epoch-000003")
     assert [record["learning_rate"] for record in untimed(tmp_path)] == [0.05] * 5 + [0.025]
+    shorter = r"^6 epochs are done already; a run cannot be made shorter: give epochs of at least 6, not 3$"
+    with pytest.raises(UserError, match=shorter):
+        tabular_trainer(tmp_path, epochs=3, decay_epochs=1).train(resume_from_checkpoint=True)
 
 
 def test_resuming_on_another_base_is_refused_though_its_name_is_the_same(tmp_path: Path) -> None:

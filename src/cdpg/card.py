@@ -188,6 +188,11 @@ def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
         "This draws as the figures were made: from all of the model's distribution, which is what was tuned. The "
         "folder's `generation_config.json` says the same."
     )
+    if sampling.get("system") is True:
+        yield (
+            "The prompts that the model was tuned on carried system messages of their own, which differ: give the "
+            "model one like them, or the figures do not hold."
+        )
     own = mapping(sampling.get("generation_settings"))
     if own:
         yield (

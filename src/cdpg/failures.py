@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cdpg.errors import CDPGError, RunError, UserError
 from cdpg.monitoring import failure_records
 from cdpg.objectives.base import Epoch
 from cdpg.parallel import Processes
 from cdpg.runlog import JsonlFile, read_jsonl
 from cdpg.wording import term
 
+_NO_WORKER = "if it needs a GPU or what only the training process has, set check_workers: 0"
+_CURES = {
+    "timeout": "make it quicker or raise check_seconds",
+    "cpu": "make it quicker or raise check_seconds",
+    "memory": "let it take less memory or raise check_memory",
+    "died": _NO_WORKER,
+    "crashed": _NO_WORKER,
+}
+"""What to do about failed checks, by kind; about others, mend the constraint."""
+_OUTSIDE = re.compile(r"\b(ImportError|ModuleNotFoundError)\b|\bCUDA\b|\bcuda\b")
+"""Exceptions of a function that lacks, in a worker, what it has in the training process."""
 _FEWEST = 100
 """A share of fewer samples says little: one that hangs among eight is no reason to stop. Epochs of fewer are taken
 together with those before them."""
@@ -25,6 +38,8 @@ class FailureLog:
         self.file = JsonlFile(path)
         self._share, self._processes = share, processes
         self._told: set[str] = set()
+        self._applied = False
+        """Whether a constraint applied to any sample so far."""
         self._counts: deque[tuple[int, int]] = deque()
 
     def append(self, epoch: Epoch) -> None:
@@ -37,8 +52,20 @@ class FailureLog:
         for record in examples.values() if self._processes.is_main else ():
             self.file.append(record)
 
-    def too_many(self, epoch: Epoch) -> str | None:
+    def problem(self, epoch: Epoch) -> CDPGError | None:
         """Why the run cannot go on with this epoch, or None if it can."""
+        self._applied = self._applied or not bool(epoch.inapplicable.all())
+        if not self._applied:
+            return UserError(
+                f"no constraint applies to any of the {epoch.inapplicable.numel():,} samples of epoch {epoch.number}: "
+                "each returned None for all of them, so that there is nothing to learn from; return True, False or a "
+                "number between 0 and 1 where a constraint applies, and None elsewhere alone"
+            )
+        too_many = self.too_many(epoch)
+        return None if too_many is None else RunError(too_many)
+
+    def too_many(self, epoch: Epoch) -> str | None:
+        """That too many checks failed for the run to go on with this epoch, or None if it can."""
         failed, total = int(epoch.failed.sum()), int((~epoch.inapplicable).sum())
         recently, among = self._recently(failed, total)
         if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
@@ -46,15 +73,14 @@ class FailureLog:
         example = f"; for example, {next(iter(epoch.failures.values()))}" if epoch.failures else ""
         if failed == total:
             return (
-                f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; "
-                "if the constraint needs a GPU or what only the training process has, set check_workers: 0"
+                f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; examples "
+                f"are in {str(self.file.path)!r}: {_cure(epoch)}, and continue with {term('resume')}"
             )
         last = f" ({recently:,} of the last {among:,})" if among > total else ""
         return (
             f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
             f"more than the {self._share:.0%} that check_failures allows{last}{example}; examples are in "
-            f"{str(self.file.path)!r}: mend the constraint, or raise check_seconds, check_memory or check_failures, "
-            f"and continue with {term('resume')}"
+            f"{str(self.file.path)!r}: {_cure(epoch)}, or raise check_failures, and continue with {term('resume')}"
         )
 
     def _recently(self, failed: int, total: int) -> tuple[int, int]:
@@ -80,6 +106,16 @@ class FailureLog:
             failed = any(record.get("checks_failed") for record in records)
             where = f"; examples of failures are in {str(self.file.path)!r}" if failed else ""
             notify(f"in all, {text}{where}")
+
+
+def _cure(epoch: Epoch) -> str:
+    """What to do about the failures of an epoch, by their kinds."""
+    kinds = {key.removeprefix("failed_") for key, count in epoch.checks.items() if key.startswith("failed_") and count}
+    found = [cure for kind, cure in _CURES.items() if kind in kinds]
+    if any(_OUTSIDE.search(failure.detail) for failure in epoch.failures.values() if failure.kind == "exception"):
+        found.append(_NO_WORKER)
+    mend = ["mend the constraint"] if kinds - {"timeout", "cpu", "memory"} else []
+    return ", or ".join([*mend, *dict.fromkeys(found)])
 
 
 def summary(records: Any) -> str:

@@ -43,16 +43,27 @@ def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
 def evaluated_contexts(config: CDPGConfig, held_out: int, done: int = 0) -> int:
     """Contexts that a model is evaluated on after ``done`` epochs until the end of the run.
 
-    Some along the way (before the first epoch, at every interval, at the end), all of them for the base and the tuned
-    model when the run has ended; those that the last evaluation along the way took, in whole blocks, are not evaluated
-    again.
+    Some along the way (before the first epoch, at every interval, at the end), the evaluation that follows the epoch
+    ``done`` included, and those of the final evaluation.
     """
     along = min(held_out, config.evaluation_contexts)
-    first = 0 if done == 0 else done + 1
-    times = sum(config.evaluates_after(epoch) for epoch in range(first, config.epochs + 1))
+    times = sum(config.evaluates_after(epoch) for epoch in range(done, config.epochs + 1))
+    return times * along + final_contexts(config, held_out)
+
+
+def final_contexts(config: CDPGConfig, held_out: int) -> int:
+    """Contexts of the final evaluation, for the base and the tuned model.
+
+    Those that the last evaluation along the way took, in whole blocks, are not evaluated again.
+    """
+    along = min(held_out, config.evaluation_contexts)
     known = along if along == held_out else along // BLOCK * BLOCK
-    at_end = held_out - known * config.evaluates_after(config.epochs)
-    return times * along + 2 * at_end * config.evaluate_at_end
+    return 2 * (held_out - known * config.evaluates_after(config.epochs)) * config.evaluate_at_end
+
+
+def guessed_context(config: CDPGConfig, epoch: float) -> float:
+    """Seconds to evaluate a context before any was evaluated, by those of an epoch: as many for a sample."""
+    return epoch / config.samples_per_epoch * config.evaluation_samples
 
 
 def run_seconds(config: CDPGConfig, epoch: float, context: float, held_out: int, done: int = 0) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cdpg.errors import RunError
@@ -46,3 +46,8 @@ def peak() -> dict[str, int]:
 def told(count: float) -> str:
     """``512 MB``, ``3.2 GB``."""
     return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+
+
+def listed(peak: Mapping[str, int]) -> str:
+    """``3.2 GB of memory, 512 MB of GPU memory``."""
+    return ", ".join(f"{told(count)} of {kind}" for kind, count in peak.items())

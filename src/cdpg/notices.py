@@ -14,8 +14,11 @@ from cdpg.constraints.judge import Judge
 from cdpg.failures import FailureLog
 from cdpg.progress import outlook
 from cdpg.runlog import read_jsonl
-from cdpg.starvation import StarvationWatch
+from cdpg.starvation import PlentyWatch, StarvationWatch
 from cdpg.threads import CoreWatch
+
+_GROWN = 1.2
+"""How far the memory in use may exceed what was said of it before it is said again."""
 
 
 class Notices:
@@ -23,7 +26,8 @@ class Notices:
 
     def __init__(self, judge: Judge, failures: FailureLog, samples_per_context: int) -> None:
         self._judge, self._failures = judge, failures
-        self._starvation = StarvationWatch(samples_per_context)
+        self._watches = (StarvationWatch(samples_per_context), PlentyWatch())
+        self._told_memory: dict[str, int] = {}
 
     def of_start(self, note: Callable[[str], None]) -> None:
         """What was found while the trainer was made."""
@@ -34,8 +38,9 @@ class Notices:
         """What an epoch's checks and coverage give reason to say."""
         self.of_start(note)
         self._failures.tell(record, note)
-        if warning := self._starvation.warning(record):
-            note(warning)
+        for watch in self._watches:
+            if warning := watch.warning(record):
+                note(warning)
 
     def of_first_epoch(
         self,
@@ -51,10 +56,21 @@ class Notices:
         """
         if busy := watch.notice(torch.get_num_threads()):
             note(busy)
-        note(outlook(config, record["epoch"], record["seconds"], *evaluation, memory.peak()))
+        self._told_memory = memory.peak()
+        note(outlook(config, record["epoch"], record["seconds"], *evaluation, self._told_memory))
 
     def of_end(self, metrics: Path, note: Callable[[str], None]) -> None:
         """What the whole run gives reason to say."""
         self._failures.tell_all(metrics, note)
-        if verdict := self._starvation.verdict(list(read_jsonl(metrics))):
-            note(verdict)
+        records = list(read_jsonl(metrics))
+        for watch in self._watches:
+            if verdict := watch.verdict(records):
+                note(verdict)
+        self.of_memory(note)
+
+    def of_memory(self, note: Callable[[str], None]) -> None:
+        """Say the most memory that was in use again, if it has grown by much since it was said."""
+        peak = memory.peak()
+        if any(count > _GROWN * self._told_memory.get(kind, count) for kind, count in peak.items()):
+            self._told_memory = peak
+            note(f"in all, at most {memory.listed(peak)} in use")

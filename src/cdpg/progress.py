@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cdpg import memory
 from cdpg.config import CDPGConfig
-from cdpg.forecast import evaluated_contexts, run_seconds
+from cdpg.forecast import guessed_context, run_seconds
 
 _WINDOW = 20
 """Epochs over which the rate is averaged for the time left."""
@@ -104,6 +104,11 @@ class Progress:
             self._write(text)
             self._told_at = now
 
+    def stage(self, message: str) -> None:
+        """Show what a run has come to after its last epoch; never left out."""
+        self._told_at = -math.inf
+        self.working(message)
+
     def note(self, message: str) -> None:
         """Show a notice, above the live line if there is one."""
         text = plain_text(message, limit=2000)
@@ -121,8 +126,8 @@ class Progress:
         return epochs_due and now - self._shown_at >= _SECONDS_BETWEEN_LINES
 
     def _seconds_left(self, done: int) -> float | None:
-        """By the mean of the latest epochs; None before the first."""
-        return self._left(done, sum(self._seconds) / len(self._seconds)) if self._seconds else None
+        """By the mean of the latest epochs; None before the first. Something is left to do until the run is over."""
+        return max(1.0, self._left(done, sum(self._seconds) / len(self._seconds))) if self._seconds else None
 
     def _write(self, line: str) -> None:
         # Not console.print: it wraps lines, and ends the program when the reader of a pipe has gone.
@@ -143,18 +148,17 @@ def outlook(
 
     ``evaluated_context``: seconds to evaluate a context; None where none has been evaluated yet.
     """
-    left = run_seconds(config, epoch, evaluated_context or 0.0, held_out, done)
+    context = guessed_context(config, epoch) if evaluated_context is None else evaluated_context
+    left = run_seconds(config, epoch, context, held_out, done)
     evaluations = left - run_seconds(config, epoch, 0.0, held_out, done)
     share = ""
-    if evaluated_context is None and evaluated_contexts(config, held_out, done):
-        share = "; the time left does not count evaluations"
-    elif evaluations > 0:
-        share = f"; evaluations are {evaluations / left:.0%} of the time left"
+    if evaluations > 0:
+        perhaps = "perhaps " if evaluated_context is None else ""
+        share = f"; evaluations are {perhaps}{evaluations / left:.0%} of the time left"
         if evaluations > left / 2 and config.evaluation_interval:
             share += " (evaluate_every=0 leaves out those along the run)"
-    memories = ", ".join(f"{memory.told(count)} of {kind}" for kind, count in peak.items())
     seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
-    return f"an epoch takes about {seconds}{share}; at most {memories} in use so far"
+    return f"an epoch takes about {seconds}{share}; at most {memory.listed(peak)} in use so far"
 
 
 def plain_text(text: str, limit: int = 200) -> str:

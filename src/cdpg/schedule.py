@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cdpg.config import CDPGConfig
+from cdpg.errors import UserError
 from cdpg.wording import for_caller
 
 FOLLOWING = {"warmup_epochs": "warmup", "evaluate_every": "evaluation_interval"}
@@ -21,8 +22,16 @@ def settled(config: CDPGConfig) -> CDPGConfig:
     return config.replace(**{key: getattr(config, effective) for key, effective in FOLLOWING.items()})
 
 
-def continued(config: CDPGConfig, then: CDPGConfig) -> CDPGConfig:
-    """What a run that was begun with ``then`` goes on with: defaults that follow from ``epochs`` stay as they were."""
+def continued(config: CDPGConfig, then: CDPGConfig, done: int) -> CDPGConfig:
+    """What a run that was begun with ``then`` goes on with: defaults that follow from ``epochs`` stay as they were.
+
+    It cannot end before the ``done`` epochs that it has.
+    """
+    if config.epochs < done:
+        raise UserError(
+            f"{done} epochs are done already; a run cannot be made shorter: give epochs of at least {done}, not "
+            f"{config.epochs}"
+        )
     kept = {
         key: getattr(then, effective)
         for key, effective in FOLLOWING.items()

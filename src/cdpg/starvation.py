@@ -1,4 +1,4 @@
-"""Runs that have next to nothing to learn from: noticed while they run, and said again at their end."""
+"""Runs that have next to nothing to learn from, or nothing to gain: said while they run, and again at their end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,44 @@ from typing import Any
 
 LEAST_COVERAGE = 0.1
 """Share of the contexts with a satisfying sample below which an epoch teaches next to nothing."""
+NEARLY_ALWAYS = 0.99
+"""Share of the base's samples that satisfy from which there is nothing to gain; mean Z estimates it in every epoch."""
+_SAMPLES = 100
+"""Samples below which a share says little; epochs of fewer are taken together."""
 _EPOCHS = 3
 """Epochs that the first warning looks at."""
+
+
+class PlentyWatch:
+    """Warns once, after the first epochs, when the base satisfies the constraint nearly always."""
+
+    def __init__(self) -> None:
+        self._z: list[float] = []
+        self._samples = 0
+
+    def warning(self, record: Mapping[str, Any]) -> str | None:
+        """What to say after an epoch, given its metrics."""
+        if self._samples >= _SAMPLES or record["satisfaction"] is None:
+            return None
+        self._z.append(record["z_mean"])
+        self._samples += record["samples"]
+        last = record["epoch"]
+        return None if self._samples < _SAMPLES else _plenty(self._z, f"by epoch {last}, ", "there is nothing to gain")
+
+    def verdict(self, records: Sequence[Mapping[str, Any]]) -> str | None:
+        """What to say at the end of a run, given the metrics of all its epochs."""
+        z = [record["z_mean"] for record in records if record["satisfaction"] is not None]
+        return _plenty(z, "", "there was nothing to gain")
+
+
+def _plenty(z: Sequence[float], when: str, what: str) -> str | None:
+    share = sum(z) / len(z) if z else 0.0
+    if share < NEARLY_ALWAYS:
+        return None
+    return (
+        f"{when}the base satisfies the constraint in {min(share, 1.0):.0%} of its samples: {what}; drop the contexts "
+        "where it always does, or ask for more (`cdpg check` shows what the base does)"
+    )
 
 
 class StarvationWatch:

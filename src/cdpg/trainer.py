@@ -23,7 +23,7 @@ from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.summary import BASE
 from cdpg.failures import FailureLog
-from cdpg.forecast import run_seconds
+from cdpg.forecast import final_contexts, guessed_context, run_seconds
 from cdpg.heldout import TUNED, Examination, HeldOut, refuse_stopped_beams
 from cdpg.hub import push_folder
 from cdpg.inspection import keep_refused
@@ -37,7 +37,7 @@ from cdpg.objectives.base import Epoch
 from cdpg.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.overwriting import remove_run, require_place
 from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
-from cdpg.progress import Progress
+from cdpg.progress import Progress, duration
 from cdpg.rollout import Rollout, Stopwatch
 from cdpg.rows import unheard
 from cdpg.runlog import RunFolder, last_record, write_folder, write_lines, write_yaml
@@ -148,17 +148,22 @@ class CDPGTrainer(TakesCallbacks):
             record = self._epochs(done, progress, stop)
             self._callbacks.call("on_train_end")
             if main:
+                progress.stage("saving the model")
                 self.save_model()
                 self._notices.of_end(self.folder.metrics, progress.note)
             if self.eval_contexts and self.args.evaluate_at_end:
 
                 def tell(text: str) -> None:
                     self._heed(stop, "stopped before the evaluation was done")
-                    progress.working(text)
+                    progress.working(f"final evaluation: {text}")
 
+                contexts = final_contexts(self.args, len(self.eval_contexts))
+                seconds = contexts * self._context_seconds(record.get("seconds", 0.0))
+                progress.stage("final evaluation" + (f", about {duration(seconds)}" if seconds >= 1 else ""))
                 found = self._evaluate_all(tell)
                 for notice in found.get("notices", ()):
                     progress.note(notice)
+                self._notices.of_memory(progress.note)
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
@@ -254,12 +259,12 @@ class CDPGTrainer(TakesCallbacks):
         except Exception:
             self._rescue(number - 1, tell)
             raise
-        problem = self._failures.too_many(epoch)
+        problem = self._failures.problem(epoch)
         if problem is not None:
             self._rescue(number - 1, tell)
             self._failures.append(epoch)
             self.processes.wait()  # or a launcher ends the main process while it writes
-            raise RunError(problem)
+            raise problem
         summary = self._updater.update(epoch, lambda: self._rescue(number - 1, tell))
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
@@ -286,13 +291,8 @@ class CDPGTrainer(TakesCallbacks):
     def _collect(self, number: int, watch: Stopwatch) -> Epoch:
         """The samples of an epoch, judged and scored."""
         chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
-        return self._rollout.collect(
-            number,
-            [self.contexts[i] for i in chosen],
-            [self._prompts[i] for i in chosen],
-            self.objective.scores_every_sample,
-            watch,
-        )
+        contexts, prompts = [self.contexts[i] for i in chosen], [self._prompts[i] for i in chosen]
+        return self._rollout.collect(number, contexts, prompts, self.objective.scores_every_sample, watch)
 
     def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
         """Save what was done, when what came next has come to grief before it changed anything."""
@@ -302,9 +302,12 @@ class CDPGTrainer(TakesCallbacks):
                 tell(f"a checkpoint of epoch {done} is written")
 
     def _seconds_left(self, done: int, epoch: float) -> float:
-        """After ``done`` epochs, if one takes ``epoch`` seconds; evaluations count as soon as one has been made."""
-        context = self._examination.seconds_per_context or 0.0
-        return run_seconds(self.args, epoch, context, len(self.eval_contexts), done)
+        """After ``done`` epochs, if one takes ``epoch`` seconds, evaluations included."""
+        return run_seconds(self.args, epoch, self._context_seconds(epoch), len(self.eval_contexts), done)
+
+    def _context_seconds(self, epoch: float) -> float:
+        """To evaluate a context: as the last evaluation took, else by the seconds of an epoch."""
+        return self._examination.seconds_per_context or guessed_context(self.args, epoch)
 
     def _heed(self, stop: GentleStop, situation: str) -> None:
         provenance.heed(stop, self.processes, situation, self._origin["command"])
@@ -374,7 +377,7 @@ class CDPGTrainer(TakesCallbacks):
     def _continue(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
         """Take up a checkpoint, unless the run would become another one."""
         asked, then = self.args, provenance.begun_with(checkpoint.state)
-        self.args = schedule.continued(asked, then)
+        self.args = schedule.continued(asked, then, checkpoint.epoch)
         self._updater = dataclasses.replace(self._updater, config=self.args)
         kept = kept_epochs(self.folder.checkpoints)
         notices = provenance.check_resume(

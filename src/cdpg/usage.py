@@ -36,6 +36,7 @@ def facts(policy: LanguageModel, config: CDPGConfig, contexts: Sequence[Context]
     return {
         "seq2seq": policy.codec.seq2seq,
         "prompts": sorted({_form(context) for context in contexts}),
+        "system": _own_system(contexts, config),
         "closes_texts": policy.codec.closes_texts,
         "prompt_tokens": policy.codec.room(config.max_completion_length) if config.long_contexts == "cut" else None,
         "stop": None if stop is None else stop_code(stop),
@@ -83,6 +84,19 @@ def _form(context: Context) -> str:
     if isinstance(context.prompt, str):
         return "text"
     return "begun" if context.prompt[-1]["role"] == "assistant" else "chat"
+
+
+def _own_system(contexts: Sequence[Context], config: CDPGConfig) -> str | bool:
+    """The system message that all prompts carry; true if they differ in it, false if there is none but the setting."""
+    found = {_system_of(context) for context in contexts}
+    if found <= {"", config.system}:
+        return False
+    return found.pop() if len(found) == 1 else True
+
+
+def _system_of(context: Context) -> str:
+    messages = () if isinstance(context.prompt, str) else context.prompt
+    return next((str(message["content"]) for message in messages if message["role"] == "system"), "")
 
 
 def _name(dtype: Any) -> str | None:
@@ -178,7 +192,8 @@ def _body(
     sampling: Mapping[str, Any], settings: Mapping[str, Any], forms: Sequence[str], seq2seq: bool, cut: bool
 ) -> Iterator[str]:
     """The lines of the function that samples."""
-    yield from _as_chat(settings)
+    own = sampling.get("system")
+    yield from _as_chat(settings, own if isinstance(own, str) else str(settings.get("system") or ""))
     yield from _prompt_ids(forms, _prefix(settings), bool(sampling.get("closes_texts")))
     yield from _cut_prompt(sampling.get("prompt_tokens"), seq2seq)
     yield "inputs = torch.tensor([ids], device=model.device)"
@@ -213,14 +228,14 @@ def _prefix(settings: Mapping[str, Any]) -> str:
     return f"{given!a} + " if given else ""
 
 
-def _as_chat(settings: Mapping[str, Any]) -> Iterator[str]:
+def _as_chat(settings: Mapping[str, Any], system: str) -> Iterator[str]:
     """Lines that make a chat of a text and put the system message before it, where the run did."""
     if settings.get("chat"):
         yield "if isinstance(prompt, str):"
         yield f'    prompt = [{{"role": "user", "content": {_prefix(settings)}prompt}}]'
-    if settings.get("system"):
+    if system:
         yield 'if all(message["role"] != "system" for message in prompt):'
-        yield f'    prompt = [{{"role": "system", "content": {str(settings["system"])!a}}}, *prompt]'
+        yield f'    prompt = [{{"role": "system", "content": {system!a}}}, *prompt]'
 
 
 def _prompt_ids(forms: Sequence[str], prefix: str, closes_texts: bool) -> Iterator[str]:

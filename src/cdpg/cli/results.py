@@ -25,7 +25,7 @@ from cdpg.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.job import Inputs, Job, gather, prompting, without_task
-from cdpg.models.names import locate
+from cdpg.models.names import locate, require_model
 from cdpg.report.values import is_chat
 from cdpg.rows import Notify
 from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
@@ -91,7 +91,7 @@ def evaluate(
         "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "chat": chat, "system": system, "seed": seed,
     }  # fmt: skip
     job = _asked_for(model, known, gather(None, named, settings or []))
-    locate(path)  # before anything is loaded
+    require_model(locate(path))  # before anything is loaded
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text), to_tune=False)
     own = _is_own(job, inputs, known, lambda text: note(console, text))
@@ -239,7 +239,7 @@ def sample(
     given = gather(None, {"chat": chat, "system": system, "seed": seed}, settings or [])
     config = CDPGConfig.from_mapping({"seed": secrets.randbelow(_NEW_SEEDS), **kept, **given})
     prefix, stop = prompting(run)
-    locate(path)  # before torch is loaded
+    require_model(locate(path))  # before torch is loaded
     from cdpg.models.loading import load_model
     from cdpg.sampling import assemble, sample_chunks
     from cdpg.uniforms import UniformStream
@@ -304,6 +304,7 @@ def model_of(name: str) -> tuple[str, dict[str, Any]]:
     """The model's folder or id, and the configuration of the run it belongs to, if any."""
     folder = Path(name)
     if not (folder / "config.yaml").is_file():
+        locate(name)  # a misspelt path is told before anything else
         return name, {}
     if not (folder / "model").is_dir():
         raise UserError(f"the run {name!r} has no model yet: it is written at the end; continue the run with --resume")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from cdpg.errors import UserError, first_line
@@ -18,8 +22,11 @@ _FIRST_FILES = ("config.json", "adapter_config.json")
 def locate(name: str) -> str:
     """The folder of an embedded model, by its name; any other name as it is.
 
-    A name that is nearly an embedded one is refused: the hub would be asked for it in vain.
+    A name that is nearly an embedded one is refused, and so is a path at which there is nothing: the hub would be asked
+    for it in vain.
     """
+    if looks_like_path(name) and not Path(name).exists():
+        raise UserError(f"there is no folder {name!r}{_meant(Path(name))}")
     if "/" in name or name in ("", ".", "..") or Path(name).exists():
         return name
     embedded = sorted(path.name for path in EMBEDDED.iterdir() if path.is_dir())
@@ -29,6 +36,28 @@ def locate(name: str) -> str:
     if near:
         raise UserError(f"there is no model {name!r}: did you mean {near[0]!r}, which comes with the package?")
     return name
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name is meant as a path: by how it begins or ends, or since it lies in a folder that is there."""
+    begins = name.startswith(("./", "../", "/", "~"))
+    return begins or (name.endswith("/") and name != "/") or ("/" in name and Path(name).parent.is_dir())
+
+
+def _meant(path: Path) -> str:
+    """A folder with nearly that name beside it, as a question; else nothing."""
+    beside = [found.name for found in path.parent.iterdir() if found.is_dir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f": did you mean {str(path.parent / near[0])!r}?" if near else ""
+
+
+@lru_cache(maxsize=64)
+def _announce(name: str) -> None:
+    """Say once that the hub is asked, which without network takes a while; on the first of several processes."""
+    with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"asking the hub for {ascii(name)[1:-1]}\n")
+            sys.stderr.flush()
 
 
 def require_model(name: str) -> None:
@@ -44,6 +73,7 @@ def require_model(name: str) -> None:
         return
     try:
         if not any(isinstance(try_to_load_from_cache(name, file), str) for file in _FIRST_FILES):
+            _announce(name)
             get_hf_file_metadata(hf_hub_url(name, _FIRST_FILES[0]))
     except HFValidationError as error:
         raise _missing(name, "there is no such folder, and it cannot be a hub id") from error

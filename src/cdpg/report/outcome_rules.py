@@ -11,11 +11,10 @@ from typing import Literal
 from cdpg.report.remarks import DISTANCE, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import Interval, short
 
-FARTHER = 0.1
-"""A distance from the ideal model that rose by more than this share of the base's is remarked on even if its interval
-holds 0; one whose interval does not, always."""
 TOO_DEAR = 3.0
 """KL(π, a) over what the same satisfaction would have cost a mixture of the base and the ideal model."""
+DEAR = 1.5
+"""The same from which it is remarked on, though chance may explain it."""
 LEAST_SPENT = 0.5
 """Nats: a KL(π, a) below this is small whatever was gained."""
 SHORTER, LONGER = 0.6, 1.6
@@ -24,10 +23,10 @@ LESS_DIVERSE = 0.85
 """Distinct-2 over that of the ideal model, or of the base."""
 
 GAIN = Topic("satisfaction, base → tuned", "no rise, or one whose interval holds 0")
-IDEAL = Topic("pooled KL(p, π), base → tuned", f"a rise with its interval above 0, or of more than {FARTHER:.0%}")
+IDEAL = Topic("pooled KL(p, π), base → tuned", "no fall")
 SPENT = Topic(
     "KL(π, a) for what was gained",
-    f"above {LEAST_SPENT} nats and {TOO_DEAR:g} times what a mixture of base and ideal model needs",
+    f"above {LEAST_SPENT} nats and {DEAR:g} times what a mixture of base and ideal model needs",
 )
 ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, intervals apart")
 LENGTH = Topic("length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}")
@@ -64,25 +63,25 @@ def farther(
     change: Interval | None,
     where: str = "",
 ) -> Iterator[Remark]:
-    """The tuned model is farther from the ideal model than the base is, by the KL(p, π) of one pool of samples."""
+    """The tuned model is no nearer to the ideal model than the base is, by the KL(p, π) of one pool of samples."""
     if base is None or tuned is None:
         yield Unjudged(label, IDEAL, NO_EVALUATION)
         return
     rise = tuned.mean - base.mean if change is None else change.mean
     low, high = (None, None) if change is None else (change.low, change.high)
     sure = low is not None and low > 0
-    if not sure and rise <= FARTHER * abs(base.mean):
+    if rise < 0 or base.mean == tuned.mean == 0:
         yield Unremarkable(label, IDEAL, f"{base.mean:.3g} → {tuned.mean:.3g} nats")
         return
-    text = f"The pooled KL(p, π) is {base.mean:.3g} nats for the base and {tuned.mean:.3g} for the tuned model{where}"
     if low is None or high is None:
-        text += "; there is no interval of the difference."
+        measured = "there is no interval of the difference"
     else:
-        text += f": {rise:+.3g} [{low:+.3g}, {high:+.3g}], paired by context.".replace("-", "−")
+        measured = f"{rise:+.3g}, interval [{low:+.3g}, {high:+.3g}], paired by context".replace("-", "−")
+    text = f"The pooled KL(p, π){where} did not fall ({measured}): {base.mean:.3g} → {tuned.mean:.3g} nats."
     if sure:
         title, advice = "Farther from the ideal model than the base", _nearer(method)
     else:
-        title = "Perhaps farther from the ideal model than the base"
+        title = "No nearer to the ideal model than the base"
         advice = "Chance may explain it: evaluate on more contexts, or with more evaluation_samples, to know."
     yield Finding("problem" if sure else "warning", label, title, text, advice, DISTANCE)
 
@@ -116,7 +115,7 @@ def too_dear(
     gain: Interval | None,
     coverage: float | None,
 ) -> Iterator[Remark]:
-    """KL(π, a) far above what the gain in satisfaction needs, whichever ends of their intervals are true.
+    """KL(π, a) above what the gain in satisfaction needs; a problem if far, whichever ends of their intervals are true.
 
     ``distance`` is the base's pooled KL(p, a); for a yes/no constraint only.
     """
@@ -126,7 +125,8 @@ def too_dear(
     likely = needed(gain.mean, before.mean, coverage, distance.mean)
     most = needed(gain.mean if gain.high is None else gain.high, before.mean, coverage, distance.mean)
     least_spent = spent.mean if spent.low is None else spent.low
-    if least_spent <= LEAST_SPENT or least_spent <= TOO_DEAR * most:
+    sure = least_spent > LEAST_SPENT and least_spent > TOO_DEAR * most
+    if not sure and (spent.mean <= LEAST_SPENT or spent.mean <= DEAR * likely):
         yield Unremarkable(label, SPENT, f"{spent.mean:.3g} nats where {likely:.3g} would do")
         return
     text = (
@@ -136,7 +136,12 @@ def too_dear(
     if gain.mean > 0:
         text += f" A mixture of the base and the ideal model that satisfies as often costs at most {likely:.3g}."
     advice = f"Read the samples for what else has changed. {_nearer(method)}"
-    yield Finding("problem", label, "Far from the base for what was gained", text, advice, DISTANCE)
+    if sure:
+        yield Finding("problem", label, "Far from the base for what was gained", text, advice, DISTANCE)
+        return
+    if spent.low is not None and spent.high is not None:
+        text += f" The interval of KL(π, a) is [{spent.low:.3g}, {spent.high:.3g}].".replace("-", "−")
+    yield Finding("warning", label, "Farther from the base than the gain needs", text, advice)
 
 
 def turned_away(

@@ -259,7 +259,7 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
     seconds = [count(mapping(costs.get(model)).get("seconds")) for model in known]
     spent = mean(value for value in seconds if value is not None)
     if spent is not None:
-        facts.append(("time", duration(spent)))
+        facts.append(("time of the epochs", duration(spent)))
     shown = ["–" if value is None else written(value, 3) for value in of("satisfaction")]
     yield Card(group.label, group.style.color, shown[0], shown[1], tuple(facts))
 

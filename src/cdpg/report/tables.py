@@ -357,5 +357,5 @@ def _costs(study: Study) -> Iterator[Table]:
         rows.append(Row(study.label_of(model), study.style_of(model).color, tuple(cells)))
         lines.append([model, *cost.values(), rate])  # type: ignore[list-item]
     if rows:
-        titles = ("epochs", "training samples", "training tokens", "time", "samples per second")
+        titles = ("epochs", "training samples", "training tokens", "time of the epochs", "samples per second")
         yield Table("costs", "What it cost", tuple(map(Column, titles)), tuple(rows), to_csv(lines))
