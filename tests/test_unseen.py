@@ -111,6 +111,7 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert f"{words}, 2 samples each" in said
     rough = "intervals from so few contexts (3) are rough"
     assert said.count(rough) == 1
+    assert said.index("epoch 1/1") < said.index("saving the model") < said.index("final evaluation")
     assert "held-out" not in said
     figures = read_json(Path("run/evaluation.json"))
     assert (figures["contexts"], figures["contexts_tuned_on"]) == (3, 3)
