@@ -496,3 +496,19 @@ def test_tensors_that_cannot_be_read_are_told_with_their_folder(
     with pytest.raises(RunError) as unreadable:
         load_checkpoint(path)
     assert str(path) in str(unreadable.value) and "no luck" in str(unreadable.value)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), OSError("odd")])
+def test_a_checkpoint_that_cannot_be_written_says_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(files, "write_bytes", broken)
+    with pytest.raises(RunError) as found:
+        save(tmp_path, 7)
+    assert str(found.value) == (
+        f"cannot write the checkpoint of epoch 7 in {str(tmp_path)!r}: {error.strerror or 'odd'}; the earlier "
+        "checkpoints are intact: free some space or make the folder writable, then resume the run"
+    )

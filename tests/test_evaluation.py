@@ -18,7 +18,7 @@ from cdpg.evaluation.beams import beam_search
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.code import EXHAUSTED, CodeMeasure
 from cdpg.evaluation.divergence import kl_target_policy_pooled
-from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.measures import Measured, TextMeasure, per_output
 from cdpg.evaluation.statistics import (
     context_means,
     deviation_statistic,
@@ -169,6 +169,13 @@ def test_beams_are_those_of_transformers(family: str) -> None:
         )[0].tolist()  # fmt: skip
         start = 1 if module.config.is_encoder_decoder else len(prompt)
         assert output[start : start + len(tokens)] == list(tokens)
+
+
+def test_what_any_text_is_measured_by() -> None:
+    measured = TextMeasure()([], [["a b a b a", "a b c"], ["a", ""]])
+    assert {name: values.tolist() for name, values in measured.features.items()} == {
+        "distinct_2": [[0.5, 1.0], [0.0, 0.0]]
+    }
 
 
 # The pooled divergence.

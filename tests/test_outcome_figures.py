@@ -314,6 +314,36 @@ def test_the_file_says_how_it_was_made(file: dict[str, Any]) -> None:
     assert {key: file[key] for key in expected} == expected
     beams = BASE.outcome(beams=("x",) * COUNT, beam_b=(1.0,) * COUNT)
     assert Evaluation.of({"base": beams}, {}, CONFIG, {}).to_mapping({"base": "base"})["decoding"] == "beam"
+    assert np.array_equal(file["partition"], partition_estimates(BASE.outcome()), equal_nan=True)
+
+
+def test_without_names_of_their_own_the_models_stand_together(evaluation: Evaluation, file: dict[str, Any]) -> None:
+    found = evaluation.to_mapping()
+    assert found["models"] == {name: file[name] for name in ("base", "tuned")}
+    assert "base" not in found
+
+
+def test_measuring_that_failed_is_told_with_its_kinds() -> None:
+    outcome = BASE.outcome(unmeasured=Counter({"timeout": 1200, "memory": 3}))
+    notices = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})["notices"]
+    assert notices[-1] == (
+        "base: measuring the outputs failed 1,203 times (timeout 1,200, memory 3), and what it would have told is left "
+        "out"
+    )
+
+
+def test_an_example_shows_its_context_and_every_models_outputs() -> None:
+    columns = {"reference": "r", "count": 2, "share": 0.5, "names": ["no", "plain", "value"]}
+    outcome = BASE.outcome()
+    outcome = replace(outcome, contexts=tuple(Context("the prompt", columns, row) for row in range(1, COUNT + 1)))
+    counters = {"kinds": Counter({"b": 1, "a": 2})}
+    outcome = replace(outcome, measured=Measured(frequencies=counters))
+    found = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})
+    first = found["examples"][0]
+    assert (first["row"], first["prompt"]) == (1, "the prompt")
+    assert first["columns"] == {"reference": "r", "count": 2, "share": 0.5}
+    assert list(first["outputs"]) == ["base"]
+    assert list(found["frequencies"]["base"]["kinds"].items()) == [("a", 2), ("b", 1)]
 
 
 def test_tokens_are_counted_the_most_frequent_first(file: dict[str, Any]) -> None:

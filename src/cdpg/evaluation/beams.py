@@ -68,7 +68,7 @@ def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, be
         candidates = log_probs[:, :, None] + steps.view(len(going), beams, -1)  # [context, beam, token]
         rows, tokens, scores, stay = [], [], [], []
         for place, index in enumerate(going):
-            kept = _step(searches[index], candidates[place], length, model.end_ids)
+            kept = _step(searches[index], candidates[place], model.end_ids)
             if length < max_length and not searches[index].is_over(kept[0][0], length):
                 stay.append(index)
                 rows += [place * beams + beam for _, beam, _ in kept]
@@ -86,7 +86,7 @@ def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, be
     return [search.finished[0][1] for search in searches]
 
 
-def _step(search: _Search, candidates: Tensor, length: int, end_ids: frozenset[int]) -> list[tuple[float, int, int]]:
+def _step(search: _Search, candidates: Tensor, end_ids: frozenset[int]) -> list[tuple[float, int, int]]:
     """One more token: ``[beam, token]`` log-probabilities to the new living beams, (log-probability, beam, token).
 
     Of the best 2·beams candidates those that end and stand among the first ``beams`` are finished; the best of the
