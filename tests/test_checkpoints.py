@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import random
 import resource
@@ -512,3 +514,42 @@ def test_a_checkpoint_that_cannot_be_written_says_why_and_what_to_do(
         f"cannot write the checkpoint of epoch 7 in {str(tmp_path)!r}: {error.strerror or 'odd'}; the earlier "
         "checkpoints are intact: free some space or make the folder writable, then resume the run"
     )
+
+
+def test_the_manifest_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorted, with sizes and checksums of the files and one of itself; the files are read in pieces."""
+    monkeypatch.setattr(checkpoints, "_CHUNK", 50)
+    path = save(tmp_path, 3)
+    assert (path / "state.json").read_text(encoding="utf-8") == '{\n "value": 3.0\n}'
+    described = {}
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        content = (path / name).read_bytes()
+        described[name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    manifest = {"epoch": 3, "files": described, "format": 1}
+    checksum = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    written = (path / "manifest.json").read_text(encoding="utf-8")
+    assert written == json.dumps({**manifest, "sha256": checksum}, indent=1)
+
+
+def test_a_checkpoint_of_another_format_says_who_can_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 1)
+    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    with pytest.raises(RunError) as error:
+        load_checkpoint(path)
+    assert str(error.value) == (
+        f"{str(path / 'manifest.json')!r} has format 1, and this version of cdpg reads 2: continue with the version "
+        "that wrote it"
+    )
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), OSError("odd")])
+def test_a_folder_that_cannot_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def broken(path: Path) -> Iterator[Path]:
+        raise error
+
+    monkeypatch.setattr(Path, "iterdir", broken)
+    with pytest.raises(RunError) as found:
+        kept_epochs(tmp_path)
+    assert str(found.value) == f"cannot look for checkpoints in {str(tmp_path)!r}: {error.strerror or 'odd'}"
