@@ -16,6 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import hf_hub_url
+from huggingface_hub.errors import HFValidationError
+
 from cdpg.config import CDPGConfig
 from cdpg.contexts import Context
 from cdpg.models.base import LanguageModel
@@ -23,7 +26,6 @@ from cdpg.models.saving import PLAIN, left_out
 from cdpg.models.transformer import TransformerModel
 from cdpg.sampling import StopRule
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _TRIED_ON = ("", "a", " a", "a\nb", " a\n\n b\nc", "\n", "a. B", "{}\n{}")
 """Texts on which the code of a stop rule must do what the rule does."""
 _CONSTANTS = (str, int, float, bool, bytes, type(None))
@@ -77,7 +79,11 @@ def hub_id(config: Any) -> str | None:
 
 def is_hub_id(name: str) -> bool:
     """Whether it can be a name on the hub, and is no folder here."""
-    return _HUB_ID.fullmatch(name) is not None and not Path(name).is_dir()
+    try:
+        hf_hub_url(name, "config.json")  # refuses what cannot be a name there
+    except HFValidationError:
+        return False
+    return name.isascii() and not Path(name).is_dir()  # older versions of the hub's library take any letter
 
 
 def _form(context: Context) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from cdpg.evaluation.catalogue import METRICS, POOLED
@@ -126,7 +126,7 @@ def render(studies: Sequence[Study]) -> str:
             repeats=[_repeat(run) for run in runs],
             command=text(studies[0].evaluation.get("command"), 2000) if len(studies) == 1 else "",
             versions=_versions(studies),
-            csv=_embedded({table.name: table.csv for block in blocks for table in block.tables if table.csv}),
+            csv=htmlsafe_json_dumps({table.name: table.csv for block in blocks for table in block.tables if table.csv}),
         )
     )
 
@@ -209,12 +209,6 @@ def _policy(css: str, script: str) -> str:
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _embedded(content: Any) -> Markup:
-    """JSON that no character of can end the element it stands in."""
-    encoded = json.dumps(content, ensure_ascii=True)
-    return Markup(encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _sections(charts: list[Chart], study: Study) -> list[Section]:
