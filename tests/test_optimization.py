@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpg import CDPGConfig
+from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
 from cdpg.objectives import Objective, WeightedObjective, make_objective
@@ -363,3 +364,24 @@ def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:
     credit.loss = spy  # type: ignore[method-assign]
     updater._gradient(credit, epoch, torch.arange(N * M), 1.0)
     assert sorted(seen) == list(range(2 * M))
+
+
+def test_memory_that_runs_out_is_told_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError
+
+    end = "What was saved is intact: such a change is allowed when a run is resumed"
+    updater = make_updater(table(0), method("cdpg"))
+    with monkeypatch.context() as patch, pytest.raises(RunError) as error:
+        patch.setattr(updater.optimizer, "step", no_memory)
+        updater.update(make_epoch())
+    assert str(error.value) == (
+        f"out of memory while taking the optimiser's first step: use a smaller model, or adapters (lora_rank). {end}"
+    )
+    with monkeypatch.context() as patch, pytest.raises(RunError) as error:
+        patch.setattr(updater.policy, "score", no_memory)
+        updater.update(make_epoch())
+    assert str(error.value) == (
+        "out of memory while computing the gradient: lower tokens_per_pass (now 11) or max_completion_length, or "
+        f"shorten the longest contexts. {end}"
+    )
