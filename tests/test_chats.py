@@ -41,7 +41,7 @@ def test_texts_become_messages_and_chats_stay() -> None:
     assert seen((OTHER, USER), chat=True, system="Be brief.") == (OTHER, USER)
     twice = as_chats(as_chats([Context("two dogs", {}, 1)], True, "Be brief."), True, "Be brief.")
     assert twice[0].prompt == (SYSTEM, USER), "what is converted already stays as it is"
-    with pytest.raises(UserError, match=r"system is set, and the prompt of row 7 is a plain text.*set chat=True too"):
+    with pytest.raises(UserError, match=r"system is set, and the prompt of row 7 is a plain text.*chat=True too, or"):
         seen("two dogs", chat=False, system="Be brief.")
 
 
@@ -49,7 +49,8 @@ def test_a_chat_model_that_is_sent_plain_text_is_noticed() -> None:
     with_template, without = tiny.tokenizer_for("llama"), tiny.tokenizer_for("llama")
     without.chat_template = None
     plain, chat = Context("two dogs", {}, 1), Context((USER,), {}, 2)
-    (notice,) = notices_on_prompts(with_template, [plain, plain, chat])
+    other = Context("three cats", {}, 3)
+    (notice,) = notices_on_prompts(with_template, [plain, other, chat, plain, other])
     assert "the 2 prompts are plain text" in notice and "set chat=True in CDPGConfig" in notice
     with on_command_line():
         assert "add --chat" in notices_on_prompts(with_template, [plain])[0]
@@ -124,6 +125,8 @@ def test_samples_are_conditioned_on_chats_on_request(workplace: Path, monkeypatc
     assert "the prompt is plain text" in told
     chat, told = prompt_of_sample(monkeypatch, "llama", "--chat", "--system", "Be brief.")
     assert (json.loads(chat), told) == ([SYSTEM, USER], "")
+    refused, _ = prompt_of_sample(monkeypatch, "llama", "--system", "Be brief.")
+    assert refused.endswith("which has no place for it: add --chat, or put the text into the prompt itself")
     (workplace / "run").mkdir()
     (workplace / "llama").rename(workplace / "run" / "model")
     (workplace / "run" / "config.yaml").write_text("chat: true\nsystem: Be brief.\ndevice: cpu\n")
@@ -134,7 +137,7 @@ def test_the_check_and_the_evaluation_notice_plain_prompts(workplace: Path) -> N
     (workplace / "chat_rules.py").write_text("def chatty(prompts, completions):\n    return [True] * len(prompts)\n")
     for words in (["check", *OWN], ["evaluate", "llama", "--base", *OWN[1:]]):
         told = invoked(*words, *SMALL_WORDS).stderr
-        assert len(re.findall("the model has a chat template, and the [24] prompts are plain text", told)) == 1, told
+        assert len(re.findall("the model has a chat template, and the 2 prompts are plain text", told)) == 1, told
     assert "chat template" not in invoked("check", *OWN, *SMALL_WORDS, "--chat").stderr
 
 
@@ -151,5 +154,6 @@ def test_the_trainer_sends_chats_too(tmp_path: Path) -> None:
     assert trainer.judge.notices == []
     trainer.train()
     assert all(prompt == [USER] and completion[0]["role"] == "assistant" for prompt, completion in seen)
-    plain = CDPGTrainer(tiny.make_model("llama"), look, config.replace(chat=False), ["two dogs"], None, tokenizer)
+    config = config.replace(chat=False)
+    plain = CDPGTrainer(tiny.make_model("llama"), look, config, ["two dogs"], ["two dogs"], tokenizer)
     assert any("the prompt is plain text" in notice for notice in plain.judge.notices)

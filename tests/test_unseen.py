@@ -107,7 +107,8 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
 
     said = call("run", *job, "--output-dir", "run")
     assert f"evaluation on {words}; output in run" in said
-    assert f"{told}: the figures may be better than on new contexts; give others to evaluate on (eval_contexts" in said
+    advice = "the figures may be better than on new contexts; give others to evaluate on with --eval-contexts"
+    assert f"{told}: {advice}" in said
     assert f"{words}, 2 samples each" in said
     rough = "intervals from so few contexts (3) are rough"
     assert said.count(rough) == 1
@@ -129,6 +130,7 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert f"<strong>Warning:</strong> {rough}" in page
 
     said = call("evaluate", "run")
+    assert "give others to evaluate on with --contexts" in said
     assert f"run on {words}" in said and rough in said
     assert read_json(Path("run/evaluation.json"))["contexts_tuned_on"] == 3
     said = call("evaluate", "run", "--contexts", "other.txt")
@@ -158,7 +160,7 @@ def test_contexts_that_are_shared_between_the_two_data_sets_are_counted(
     trainer.train()
     told = " ".join(capsys.readouterr().err.split())
     assert "1 of the 2 contexts of this evaluation were tuned on" in told
-    assert "in Python eval_dataset" in told
+    assert "give others to evaluate on with eval_dataset" in told
     figures = read_json(trainer.folder.evaluation)
     assert (figures["contexts"], figures["contexts_tuned_on"]) == (2, 1)
     assert trainer.evaluate()["contexts_tuned_on"] == 1

@@ -80,6 +80,12 @@ def test_the_caller_is_python_again_when_the_command_has_ended() -> None:
     assert for_caller("typed", "python", typed=True) == "typed"
 
 
+def test_a_command_may_have_a_name_of_its_own_for_a_term() -> None:
+    with on_command_line(), on_command_line(eval_contexts="--contexts"):
+        assert (term("eval_contexts"), term("resume")) == ("--contexts", "--resume")
+        assert term("eval_contexts", typed=False) == "eval_dataset"
+
+
 @pytest.mark.parametrize("name", sorted(wording._TERMS))
 def test_every_term_differs_and_is_an_option_on_the_command_line(name: str) -> None:
     typed, python = wording._TERMS[name]

@@ -114,10 +114,11 @@ class Callbacks:
         self._log(record)
 
     def evaluated(self, metrics: Mapping[str, float | None], may_be_best: bool = True) -> None:
-        """Log an evaluation and report it, and only then note whether it is the best so far."""
-        self._log({**metrics, "epoch": self.state.epoch})
+        """Log an evaluation and report it, with the epoch, and only then note whether it is the best so far."""
+        logs = {**metrics, "epoch": self.state.epoch}
+        self._log(logs)
         self.control.should_evaluate = False
-        self.call("on_evaluate", metrics=dict(metrics))
+        self.call("on_evaluate", metrics=logs)
         if may_be_best:
             self._note_best(metrics.get(f"eval_{BEST}"), self.state.global_step)
 

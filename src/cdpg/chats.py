@@ -20,7 +20,7 @@ def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Conte
     if system and not chat and plain is not None:
         raise UserError(
             f"system is set, and the prompt of row {plain.row} is a plain text, which has no place for it: "
-            + for_caller("add --chat, or put the text before every prompt with --prompt-prefix", "set chat=True too")
+            + f"{for_caller('add --chat', 'set chat=True too')}, or put the text into the prompt itself"
         )
     if not chat and not system:
         return list(contexts)
@@ -29,7 +29,7 @@ def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Conte
 
 def notices_on_prompts(tokenizer: Any, contexts: Sequence[Context]) -> list[str]:
     """What to know if a model with a chat template is sent plain texts."""
-    plain = sum(isinstance(context.prompt, str) for context in contexts)
+    plain = len({context.prompt for context in contexts if isinstance(context.prompt, str)})  # some are evaluated, too
     if not plain or not getattr(tokenizer, "chat_template", None):
         return []
     count = f"the {plain:,} prompts are" if plain > 1 else "the prompt is"

@@ -45,10 +45,8 @@ def kept_defaults(asked: CDPGConfig, config: CDPGConfig, then: CDPGConfig) -> li
     kept = [f"{key}={getattr(config, key)}" for key in FOLLOWING if getattr(config, key) != getattr(asked, key)]
     if not kept:
         return []
-    return [
-        f"the run goes on with {' and '.join(kept)}, which it was begun with for {then.epochs} epochs; "
-        "evaluate_every may be set to another value"
-    ]
+    free = "; evaluate_every may be set to another value" if config.evaluate_every != asked.evaluate_every else ""
+    return [f"the run goes on with {' and '.join(kept)}, which it was begun with for {then.epochs} epochs{free}"]
 
 
 def rate_changes(

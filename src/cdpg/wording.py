@@ -6,11 +6,12 @@ here. The command line says once that it is the caller; everything else is Pytho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_ON_COMMAND_LINE: ContextVar[bool] = ContextVar("cdpg_on_command_line", default=False)
+_OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("cdpg_options", default=None)
+"""None in Python; on the command line, what the command calls otherwise than the others do."""
 
 _TERMS = {
     "resume": ("--resume", "train(resume_from_checkpoint=True)"),
@@ -29,20 +30,21 @@ _TERMS = {
 
 
 @contextmanager
-def on_command_line() -> Iterator[None]:
-    """Until its end, messages are for someone who types commands."""
-    token = _ON_COMMAND_LINE.set(True)
+def on_command_line(**options: str) -> Iterator[None]:
+    """Until its end, messages are for someone who types commands; ``options`` are terms by this command's own names."""
+    token = _OPTIONS.set(options)
     try:
         yield
     finally:
-        _ON_COMMAND_LINE.reset(token)
+        _OPTIONS.reset(token)
 
 
 def term(name: str, typed: bool | None = None) -> str:
     """What the caller knows a thing by; ``typed`` says who is meant where that is not the caller."""
-    return for_caller(*_TERMS[name], typed=typed)
+    option, python = _TERMS[name]
+    return for_caller((_OPTIONS.get() or {}).get(name, option), python, typed=typed)
 
 
 def for_caller(command_line: str, python: str, typed: bool | None = None) -> str:
     """The part of a message that differs."""
-    return command_line if (_ON_COMMAND_LINE.get() if typed is None else typed) else python
+    return command_line if ((_OPTIONS.get() is not None) if typed is None else typed) else python

@@ -31,6 +31,7 @@ from cdpg.rows import Notify
 from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
 from cdpg.tables import print_models
 from cdpg.tasks import TASKS
+from cdpg.wording import on_command_line
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
 """Settings of a run that its samples depend on."""
@@ -92,17 +93,17 @@ def evaluate(
     }  # fmt: skip
     job = _asked_for(model, known, gather(None, named, settings or []))
     require_model(locate(path))  # before anything is loaded
-    console = console_of_main()
-    inputs = job.load(lambda text: note(console, text), to_tune=False)
-    own = _is_own(job, inputs, known, lambda text: note(console, text))
-    target = output or (folder.evaluation if own else _elsewhere())
-    from cdpg.card import write_evaluation
-    from cdpg.comparison import evaluate_model
-    from cdpg.runlog import costs, read_tuned_on, write_json
+    tell = partial(note, console_of_main())
+    with on_command_line(eval_contexts="--contexts"):
+        inputs = job.load(tell, to_tune=False)
+        own = _is_own(job, inputs, known, tell)
+        target = output or (folder.evaluation if own else _elsewhere())
+        from cdpg.card import write_evaluation
+        from cdpg.comparison import evaluate_model
+        from cdpg.runlog import costs, read_tuned_on, write_json
 
-    quiet_transformers()
-    tell, tuned_on = partial(note, console), read_tuned_on(folder)
-    result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, tuned_on)
+        quiet_transformers()
+        result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, read_tuned_on(folder))
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     if own and output is None:

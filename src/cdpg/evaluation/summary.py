@@ -36,6 +36,7 @@ from cdpg.evaluation.statistics import (
 )
 from cdpg.evaluation.unseen import APPLIED, TUNED_ON, warning
 from cdpg.target import log_target
+from cdpg.wording import term
 
 BASE = "base"
 _OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")
@@ -129,7 +130,7 @@ class Evaluation:
     def _on_tuned_contexts(self) -> Iterator[str]:
         problem = warning(self._on_contexts())
         if problem:
-            yield f"{problem}; give others to evaluate on (eval_contexts, in Python eval_dataset)"
+            yield f"{problem}; give others to evaluate on with {term('eval_contexts')}"
 
     def _on_references(self) -> Iterator[str]:
         """How many contexts lack what some metrics compare with, where others have it."""
