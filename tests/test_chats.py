@@ -104,8 +104,9 @@ def test_commands_send_chats_and_follow_what_a_run_did(workplace: Path) -> None:
     before = (workplace / "out" / "evaluation.json").read_text()
     assert "figures: out/evaluation.json" in invoked("evaluate", "out").stdout
     assert json.loads(before)["base"] == json.loads((workplace / "out" / "evaluation.json").read_text())["base"]
-    invoked("run", *words, "--no-report", "--resume", "--set", "epochs=2", "--set", "warmup_epochs=0")
-    refused = CliRunner().invoke(app, ["run", *OWN, *SMALL_WORDS, "--output-dir", "out", "--resume"])
+    longer = ["--resume", "--set", "epochs=2", "--set", "warmup_epochs=0"]
+    invoked("run", *words, "--no-report", *longer)
+    refused = CliRunner().invoke(app, ["run", *OWN, *SMALL_WORDS, "--output-dir", "out", *longer])
     assert "chat was True and is False" in str(refused.exception)
 
 

@@ -194,7 +194,7 @@ def test_a_run_that_is_made_longer_is_the_long_run_and_is_evaluated_as_often_as_
 def test_what_a_longer_run_keeps_is_said_and_no_more() -> None:
     """The interval of evaluations may be changed, which is said where it was kept."""
     then, asked = CDPGConfig(epochs=20, evaluate_every=2), CDPGConfig(epochs=40, evaluate_every=2)
-    config = schedule.continued(asked, then)
+    config = schedule.continued(asked, then, 20)
     kept = "the run goes on with warmup_epochs=2, which it was begun with for 20 epochs"
     assert schedule.kept_defaults(asked, config, then) == [kept]
     assert schedule.kept_defaults(config, config, then) == []
