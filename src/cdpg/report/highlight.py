@@ -1,17 +1,20 @@
 """Outputs with what matters in them marked: names that recur in the source, numerals, the parts of Python.
 
 Everything here turns hostile text into safe HTML: each piece is made visible and escaped before any element is put
-around it. All expressions run in linear time; nothing is parsed, compiled or run.
+around it. Nothing is compiled or run.
 """
 
 from __future__ import annotations
 
-import builtins
-import keyword
+import functools
+import itertools
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from markupsafe import Markup, escape
+from pygments.lexers.python import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from cdpg.report.values import visible
 
@@ -29,15 +32,20 @@ _NO_NAMES = frozenset(
     "au aux ce ces cette d de des du elle en et il ils je l la le les leur mais ne nous on ou par pour qu que qui sa "
     "se ses son sur un une vous".split()
 )
-_PYTHON = re.compile(
-    r"(?P<comment>\#[^\n]*)"
-    r"|(?P<string>[rbfuRBFU]{0,2}(?:'''(?:[^\\']|\\(?:.|\Z)|'(?!''))*(?:'''|\Z)|\"\"\"(?:[^\\\"]|\\(?:.|\Z)|\"(?!\"\"))*(?:\"\"\"|\Z)"
-    r"|'(?:[^\\'\n]|\\(?:.|\Z))*(?:'|(?=\n)|\Z)|\"(?:[^\\\"\n]|\\(?:.|\Z))*(?:\"|(?=\n)|\Z)))"
-    r"|(?P<number>\b\d[\w.]*)"
-    r"|(?P<word>[^\W\d]\w*)",
-    re.DOTALL,
-)
-_BUILTINS = frozenset(name for name in dir(builtins) if name.islower())
+_PYTHON = PythonLexer()
+_CLASSES = {
+    Comment: "com",
+    String: "str",
+    Number: "lit",
+    Keyword: "kw",
+    Operator.Word: "kw",
+    Name.Class: "def",
+    Name.Function: "def",
+    Name.Function.Magic: "fun",
+    Name.Builtin: "fun",
+    Name.Builtin.Pseudo: "",  # self, cls
+}
+"""What a kind of token, and all that are kinds of it, is called in the style sheet."""
 
 
 def prose(output: str, source: str) -> Markup:
@@ -52,19 +60,17 @@ def prose(output: str, source: str) -> Markup:
 
 def python(source: str, wrong_line: int | None = None) -> Markup:
     """Python in colours; ``wrong_line``, counted from 1, is marked if the evaluation named one."""
-    lines: list[list[Markup]] = [[]]
-    for kind, piece in _tokens(source):
+    lines: list[list[str]] = [[]]
+    for kind, piece in _pieces(source):
         for number, part in enumerate(piece.split("\n")):
             if number:
                 lines.append([])
             if part:
-                safe = _safe(part)
-                lines[-1].append(Markup('<span class="{}">{}</span>').format(kind, safe) if kind else safe)
-    whole = [Markup("").join(line) for line in lines]
+                lines[-1].append(f'<span class="{kind}">{_safe(part)}</span>' if kind else _safe(part))
+    whole = ["".join(line) for line in lines]
     if wrong_line is not None and 1 <= wrong_line <= len(whole):
-        marked = Markup('<span class="wrong">{}</span>').format(whole[wrong_line - 1] or " ")
-        whole[wrong_line - 1] = marked
-    return Markup("\n").join(whole)
+        whole[wrong_line - 1] = f'<span class="wrong">{whole[wrong_line - 1] or " "}</span>'
+    return Markup("\n".join(whole))
 
 
 def _safe(piece: str) -> Markup:
@@ -105,22 +111,14 @@ def _name_at(output: str, words: list[re.Match[str]], place: int, source: str) -
     return best if best > 1 or (best and len(run[0]) > 1) else 0
 
 
-def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    """Pieces of Python with the class of each; what is no token of interest has none."""
-    done, after_def = 0, False
-    for match in _PYTHON.finditer(source):
-        if match.start() > done:
-            yield "", source[done : match.start()]
-        kind, piece = match.lastgroup or "", match[0]
-        if kind == "word":
-            if after_def:
-                kind = "def"
-            elif keyword.iskeyword(piece):
-                kind = "kw"
-            else:
-                kind = "fun" if piece in _BUILTINS else ""
-            after_def = piece in ("def", "class")
-        yield {"comment": "com", "string": "str", "number": "lit"}.get(kind, kind), piece
-        done = match.end()
-    if done < len(source):
-        yield "", source[done:]
+def _pieces(source: str) -> Iterator[tuple[str, str]]:
+    """Stretches of Python with the class of each; what is of no interest has none."""
+    tokens = _PYTHON.get_tokens_unprocessed(source)  # as it is: no line break is added or changed
+    for kind, found in itertools.groupby(tokens, lambda token: _class_of(token[1])):
+        yield kind, "".join(piece for _, _, piece in found)
+
+
+@functools.cache
+def _class_of(token: Any) -> str:
+    """The class of the nearest kind of token that has one."""
+    return next((_CLASSES[kind] for kind in reversed(token.split()) if kind in _CLASSES), "")
