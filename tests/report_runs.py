@@ -90,7 +90,7 @@ def compare_folder(folder: Path, task: str = "code-compilability", epochs: int =
     whole["ideal"] = {"satisfaction": _of(1.0, 0), "length": _of(42.0, 1.2), "distinct_2": _of(0.91, 0.01)}
     whole["versus_ideal"] = {
         name: {key: _of(models[name][key]["mean"] / whole["ideal"][key]["mean"], 0.03) for key in whole["ideal"]}
-        for _, _, name in names
+        for name in models
     }
     if seeds > 1:
         whole["seeds"] = {

@@ -12,7 +12,7 @@ import pytest
 
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import page, write_report
-from cdpg.report.diagnosis import diagnose, ratio_to_ideal
+from cdpg.report.diagnosis import diagnose, ratios_to_ideal
 from cdpg.report.outcome_rules import (
     DEAR,
     LEAST_SPENT,
@@ -273,23 +273,50 @@ def test_a_distance_that_was_smaller_on_the_way() -> None:
 
 def test_collapse() -> None:
     for ratio, word in ((SHORTER - 0.01, "shorter"), (LONGER + 0.01, "longer")):
-        assert found(length_changed("m", ratio, "base")).title == f"Collapsed: outputs became {word}"
-    assert [shown(length_changed("m", ratio, "base")) for ratio in (SHORTER, LONGER)] == [
+        finding = found(length_changed("m", ratio, 1.0, "base"))
+        assert finding.title == f"Collapsed: outputs became {word}"
+        assert finding.text == f"Outputs are {ratio:.2f} times as long as those of the base."
+    assert [shown(length_changed("m", ratio, 1.0, "base")) for ratio in (SHORTER, LONGER)] == [
         "0.60 of the base’s",
         "1.60 of the base’s",
     ]
-    assert found(diversity_lost("m", LESS_DIVERSE - 0.01, "base")).title == "Collapsed: diversity was lost"
-    assert shown(diversity_lost("m", LESS_DIVERSE, "ideal model")) == "0.85 of the ideal model’s"
-    assert "no evaluation has it" in unjudged(length_changed("m", None, "base"))
-    assert "no evaluation has it" in unjudged(diversity_lost("m", None, "base"))
+    assert found(diversity_lost("m", LESS_DIVERSE - 0.01, 1.0, "base")).title == "Collapsed: diversity was lost"
+    assert shown(diversity_lost("m", LESS_DIVERSE, 1.0, "ideal model")) == "0.85 of the ideal model’s"
+    assert "no evaluation has it" in unjudged(length_changed("m", None, 1.0, "base"))
+    assert "no evaluation has it" in unjudged(diversity_lost("m", None, 1.0, "base"))
+
+
+def test_outputs_that_were_so_before_tuning_have_not_collapsed() -> None:
+    def length(ratio: float, base: float) -> Iterator[Remark]:
+        return length_changed("m", ratio, base, "ideal model")
+
+    assert shown(length(1.80, 1.79)) == "still 1.80 times the ideal model’s (base 1.79)"
+    assert shown(length(1.70, 2.50)) == "still 1.70 times the ideal model’s (base 2.50)", "it came nearer"
+    assert shown(length(0.50, 0.52)) == "still 0.50 times the ideal model’s (base 0.52)"
+    assert [shown(length(ratio, 2.0))[:10] for ratio in (2.19, 1.61)] == ["still 2.19", "still 1.61"]
+    longer = found(length(2.21, 2.0))
+    assert longer.title == "Collapsed: outputs became longer"
+    assert longer.text == "Outputs are 2.21 times as long as those of the ideal model (base 2.00)."
+    assert shown(length(0.46, 0.5))[:10] == "still 0.46"
+    for ratio, base in ((0.44, 0.5), (0.55, 2.0), (0.59, 1.0)):
+        assert found(length(ratio, base)).title == "Collapsed: outputs became shorter"
+    assert found(length(1.7, 0.5)).title == "Collapsed: outputs became longer"
+    assert shown(diversity_lost("m", 0.77, 0.8, "ideal model")) == "still 0.77 times the ideal model’s (base 0.80)"
+    assert "(base 0.80): outputs repeat themselves" in found(diversity_lost("m", 0.75, 0.8, "ideal model")).text
 
 
 def test_outputs_are_measured_by_the_ideal_model_where_it_is_known() -> None:
     models = {"base": {"length": {"mean": 10.0}}, "cdpg": {"length": {"mean": 5.0}}}
     study = Study(None, (), {"models": models}, ())
-    assert ratio_to_ideal(study, "cdpg", "length") == (0.5, "base")
-    ideal = {"versus_ideal": {"cdpg": {"length": {"mean": 1.0}}}}
-    assert ratio_to_ideal(Study(None, (), {**study.evaluation, **ideal}, ()), "cdpg", "length") == (1.0, "ideal model")
+    assert ratios_to_ideal(study, "cdpg", "length") == (0.5, 1.0, "base")
+    versus = {"cdpg": {"length": {"mean": 1.0}}, "base": {"length": {"mean": 2.0}}}
+
+    def ratios(versus: dict[str, Any], bases: dict[str, str]) -> tuple[float | None, float, str]:
+        return ratios_to_ideal(Study(None, (), {"models": models, "versus_ideal": versus}, (), bases), "cdpg", "length")
+
+    assert ratios(versus, {}) == (1.0, 2.0, "ideal model")
+    assert ratios({**versus, "own": {"length": {"mean": 3.0}}}, {"cdpg": "own"}) == (1.0, 3.0, "ideal model")
+    assert ratios({"cdpg": versus["cdpg"]}, {}) == (0.5, 1.0, "base"), "nothing is known of how the base was"
 
 
 def test_remarks_are_listed_by_topic() -> None:

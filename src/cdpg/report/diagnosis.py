@@ -58,7 +58,7 @@ def _of_model(study: Study, model: str) -> Iterator[Remark]:
         yield from no_gain(label, satisfaction.base, satisfaction.change)
     yield from _of_distance(study, model, method)
     for name, rule in (("length", length_changed), ("distinct_2", diversity_lost)):
-        yield from rule(label, *ratio_to_ideal(study, model, name))
+        yield from rule(label, *ratios_to_ideal(study, model, name))
     if run is not None:
         yield from _of_training(run, label, starved)
         yield from turned_away(label, *_way(run))
@@ -113,15 +113,16 @@ def _way(run: Run) -> tuple[list[tuple[float, Interval]], Interval | None, bool]
     return points if name == POOLED else [(0.0, base), *points], base, worse
 
 
-def ratio_to_ideal(study: Study, model: str, name: str) -> tuple[float | None, str]:
-    """A metric as a ratio to the ideal model's, else to the base's, and which of the two it is."""
-    versus = interval(mapping(mapping(study.evaluation.get("versus_ideal")).get(model)).get(name))
-    if versus is not None:
-        return versus.mean, "ideal model"
+def ratios_to_ideal(study: Study, model: str, name: str) -> tuple[float | None, float, str]:
+    """A metric of a model and of its base as ratios to the ideal model's, else to the base's, and which it is."""
+    versus = mapping(study.evaluation.get("versus_ideal"))
+    tuned, base = (interval(mapping(versus.get(of)).get(name)) for of in (model, study.base_of(model)))
+    if tuned is not None and base is not None:
+        return tuned.mean, base.mean, "ideal model"
     beside = study.beside_base(model, name)
     if beside.tuned is None or beside.base is None or beside.base.mean <= 0:
-        return None, "base"
-    return beside.tuned.mean / beside.base.mean, "base"
+        return None, 1.0, "base"
+    return beside.tuned.mean / beside.base.mean, 1.0, "base"
 
 
 def _ends_above_base(run: Run) -> bool:

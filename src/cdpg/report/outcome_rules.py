@@ -21,6 +21,8 @@ SHORTER, LONGER = 0.6, 1.6
 """Mean length of the outputs over that of the ideal model, or of the base where that is unknown."""
 LESS_DIVERSE = 0.85
 """Distinct-2 over that of the ideal model, or of the base."""
+LENGTH_MOVED, DIVERSITY_MOVED = 0.1, 0.05
+"""Share by which such a ratio must differ from the base's own to have changed; less is taken for noise."""
 
 GAIN = Topic("satisfaction, base → tuned", "no rise, or one whose interval holds 0")
 IDEAL = Topic("pooled KL(p, π), base → tuned", "no fall")
@@ -29,8 +31,10 @@ SPENT = Topic(
     f"above {LEAST_SPENT} nats and {DEAR:g} times what a mixture of base and ideal model needs",
 )
 ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, intervals apart")
-LENGTH = Topic("length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}")
-DIVERSITY = Topic("Distinct-2, as a ratio", f"below {LESS_DIVERSE}")
+LENGTH = Topic(
+    "length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}, and {LENGTH_MOVED:.0%} beyond the base’s"
+)
+DIVERSITY = Topic("Distinct-2, as a ratio", f"below {LESS_DIVERSE}, and {DIVERSITY_MOVED:.0%} below the base’s")
 NO_EVALUATION = "no evaluation has it for base and tuned model"
 """There is no evaluation, or none of its samples satisfied, which leaves a KL undefined."""
 
@@ -168,26 +172,41 @@ def turned_away(
     yield Finding(level, label, "Moved away from the ideal model", text, advice)
 
 
-def length_changed(label: str, ratio: float | None, beside: str) -> Iterator[Remark]:
-    """Outputs much shorter or longer than those of the ideal model, or of the base: ``beside`` says which."""
+def length_changed(label: str, ratio: float | None, base: float, beside: str) -> Iterator[Remark]:
+    """Outputs that became much shorter or longer than those of the ideal model, or of the base.
+
+    ``ratio`` is the tuned model's length over that of ``beside``, which says which of the two it is; ``base`` is the
+    base's. A base that is as far off itself says that tuning is not the reason.
+    """
     if ratio is None:
         yield Unjudged(label, LENGTH, NO_EVALUATION)
     elif SHORTER <= ratio <= LONGER:
         yield Unremarkable(label, LENGTH, f"{ratio:.2f} of the {beside}’s")
+    elif (ratio >= (1 - LENGTH_MOVED) * base) if ratio < 1 else (ratio <= (1 + LENGTH_MOVED) * base):
+        yield Unremarkable(label, LENGTH, f"still {ratio:.2f} times the {beside}’s (base {base:.2f})")
     else:
         word = "shorter" if ratio < 1 else "longer"
-        text = f"Outputs are {ratio:.2f} times as long as those of the {beside}."
+        text = f"Outputs are {ratio:.2f} times as long as those of the {beside}{_of_base(base, beside)}."
         advice = "Read the samples below: a length that the constraint does not ask for is a trick that was learnt."
         yield Finding("problem", label, f"Collapsed: outputs became {word}", text, advice)
 
 
-def diversity_lost(label: str, ratio: float | None, beside: str) -> Iterator[Remark]:
-    """Outputs that repeat themselves more than those of the ideal model, or of the base."""
+def diversity_lost(label: str, ratio: float | None, base: float, beside: str) -> Iterator[Remark]:
+    """Outputs that came to repeat themselves more than those of the ideal model, or of the base."""
     if ratio is None:
         yield Unjudged(label, DIVERSITY, NO_EVALUATION)
     elif ratio >= LESS_DIVERSE:
         yield Unremarkable(label, DIVERSITY, f"{ratio:.2f} of the {beside}’s")
+    elif ratio >= (1 - DIVERSITY_MOVED) * base:
+        yield Unremarkable(label, DIVERSITY, f"still {ratio:.2f} times the {beside}’s (base {base:.2f})")
     else:
-        text = f"Distinct-2 is {ratio:.2f} times that of the {beside}: outputs repeat themselves."
+        text = (
+            f"Distinct-2 is {ratio:.2f} times that of the {beside}{_of_base(base, beside)}: outputs repeat themselves."
+        )
         advice = "Read the samples below, and compare token frequencies with the base's."
         yield Finding("problem", label, "Collapsed: diversity was lost", text, advice)
+
+
+def _of_base(base: float, beside: str) -> str:
+    """The base's own ratio, where that is not 1 by definition."""
+    return "" if beside == "base" else f" (base {base:.2f})"
