@@ -136,8 +136,9 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
 RUNS_CODE = {"eval", "exec", "__import__", "compile", "execfile"}
 COMPILES = {"src/cdpg/constraints/python_code.py", "recipes/code_tiny_data.py"}
 """Compiling is not running: the check of generated functions, and the choice of sources to train on, do the former."""
-RUNS_OWN_SOURCE = {"src/cdpg/usage.py", "tests/test_snippet.py"}
-"""These run text that is code already: the source of a stop rule's class that is loaded, and the program on a card."""
+RUNS_OWN_SOURCE = {"src/cdpg/usage.py", "tests/test_snippet.py", "tests/test_mutants.py", "tests/mutants/patching.py"}
+"""These run text that is code already: the source of a stop rule's class that is loaded, the program on a card, and the
+package's own functions with a fault in them."""
 READS_PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 READS_ANYTHING = ("torch.load", "torch.jit.load", "read_pickle", "yaml.load", "yaml.unsafe_load", "yaml.full_load")
 
