@@ -99,7 +99,7 @@ def test_mutants_of_a_file(tmp_path: Path) -> None:
     )
     mutants = list(mutants_of(str(path)))
     assert {(mutant.function, mutant.lines, mutant.change) for mutant in mutants} == {
-        ("double", (1,), "- def double(x, by=2):\n+ def double(x, by=3):"),
+        ("double", (1, 2), "- def double(x, by=2):\n+ def double(x, by=3):"),
         ("double", (2,), "- return x * by\n+ return x / by"),
         ("Thing.f", (7,), "- return not self.x\n+ return self.x"),
     }

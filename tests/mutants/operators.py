@@ -109,8 +109,10 @@ def _place(tree: ast.Module, line: int) -> tuple[str, tuple[int, ...]]:
             inside_function = not isinstance(statement, ast.ClassDef)
         body = list(_statements_in(statement))
     assert statement is not None and inside_function
-    end = min([_first_line(inner) - 1 for inner in body] or [statement.end_lineno or statement.lineno])
-    return ".".join(names), tuple(range(_first_line(statement), max(end, line) + 1))
+    last = statement.end_lineno or statement.lineno
+    if not isinstance(statement, _NAMED):  # the head of a function runs where the function does
+        last = min([_first_line(inner) - 1 for inner in body] or [last])
+    return ".".join(names), tuple(range(_first_line(statement), max(last, line) + 1))
 
 
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
