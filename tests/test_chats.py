@@ -132,6 +132,11 @@ def test_samples_are_conditioned_on_chats_on_request(workplace: Path, monkeypatc
     (workplace / "llama").rename(workplace / "run" / "model")
     (workplace / "run" / "config.yaml").write_text("chat: true\nsystem: Be brief.\ndevice: cpu\n")
     assert json.loads(prompt_of_sample(monkeypatch, "run")[0]) == [SYSTEM, USER]
+    own = "chat: true\nsystem: ''\ndevice: cpu\norigin: {sampling: {system: Be brief.}}\n"
+    (workplace / "run" / "config.yaml").write_text(own)
+    assert json.loads(prompt_of_sample(monkeypatch, "run")[0]) == [SYSTEM, USER], "that all of its prompts carried"
+    other = [{"role": "system", "content": "Be long."}, USER]
+    assert json.loads(prompt_of_sample(monkeypatch, "run", "--system", "Be long.")[0]) == other
 
 
 def test_the_check_and_the_evaluation_notice_plain_prompts(workplace: Path) -> None:

@@ -238,6 +238,7 @@ def sample(
     path, run = model_of(model)
     kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}
     given = gather(None, {"chat": chat, "system": system, "seed": seed}, settings or [])
+    kept |= _shared_system(run)
     config = CDPGConfig.from_mapping({"seed": secrets.randbelow(_NEW_SEEDS), **kept, **given})
     prefix, stop = prompting(run)
     require_model(locate(path))  # before torch is loaded
@@ -292,6 +293,12 @@ def push(
 
     quiet_transformers()
     show(Console(), [f"uploaded: {push_folder(Path(path), repo_id, True if private else None)}"])
+
+
+def _shared_system(run: Mapping[str, Any]) -> dict[str, str]:
+    """The setting ``system`` for a run whose prompts all carried one system message of their own."""
+    system = mapping(mapping(run.get("origin")).get("sampling")).get("system")
+    return {"system": system} if isinstance(system, str) else {}
 
 
 def _has_chats(run: RunFolder) -> bool:
