@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from cdpg import checkpoints, files
 from cdpg.checkpoints import (
@@ -553,3 +554,24 @@ def test_a_folder_that_cannot_be_listed_is_told(
     with pytest.raises(RunError) as found:
         kept_epochs(tmp_path)
     assert str(found.value) == f"cannot look for checkpoints in {str(tmp_path)!r}: {error.strerror or 'odd'}"
+
+
+def test_a_manifest_that_names_other_files_is_refused(tmp_path: Path) -> None:
+    manifest = save(tmp_path, 1) / "manifest.json"
+    content = json.loads(manifest.read_bytes())
+    content["files"]["../else"] = content["files"]["state.json"]
+    del content["sha256"]
+    checksum = hashlib.sha256(json.dumps(content, sort_keys=True, indent=1).encode()).hexdigest()
+    manifest.write_text(json.dumps({**content, "sha256": checksum}, sort_keys=True, indent=1), encoding="utf-8")
+    with pytest.raises(CorruptCheckpoint) as error:
+        load_checkpoint(manifest.parent)
+    assert str(error.value) == f"{str(manifest)!r} names files that cannot be a checkpoint's"
+
+
+def test_the_library_for_tensors_says_why_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise SafetensorError("I/O error: no space")
+
+    monkeypatch.setattr(checkpoints, "save_file", broken)
+    with pytest.raises(RunError, match=r"in '.*': I/O error: no space; the earlier checkpoints are intact"):
+        save(tmp_path, 1)

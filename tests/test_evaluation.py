@@ -20,6 +20,7 @@ from cdpg.evaluation.code import EXHAUSTED, CodeMeasure
 from cdpg.evaluation.divergence import kl_target_policy_pooled
 from cdpg.evaluation.measures import Measured, TextMeasure, per_output
 from cdpg.evaluation.statistics import (
+    Interval,
     context_means,
     deviation_statistic,
     difference,
@@ -111,6 +112,21 @@ def test_the_deviation_of_the_partition() -> None:
     once, twice = statistic.on(np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]))
     assert once == pytest.approx(0.0)
     assert twice == 0.0, "one context has no spread"
+
+
+def test_a_ratio_is_given_where_both_are_positive() -> None:
+    resamples = resample(2, seed=0)
+    half, whole, nothing = (mean_statistic(np.full(2, value)) for value in (0.5, 1.0, 0.0))
+    found = ratio(whole, half, resamples)
+    assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0), "two contexts give an interval"
+    for after, before in ((nothing, half), (half, nothing)):
+        assert ratio(after, before, resamples) == Interval(None, None, None)
+    alone = ratio(mean_statistic(np.array([1.0])), mean_statistic(np.array([0.25])), resample(1, seed=0))
+    assert alone == Interval(4.0, None, None), "one context gives none"
+
+
+def test_no_contexts_give_no_figure() -> None:
+    assert resample(0, seed=0, resamples=7).shape == (7, 0)
 
 
 def test_comparisons_are_paired_by_context() -> None:

@@ -323,6 +323,34 @@ def test_without_names_of_their_own_the_models_stand_together(evaluation: Evalua
     assert "base" not in found
 
 
+def test_changes_are_of_what_the_models_may_differ_in(file: dict[str, Any]) -> None:
+    of_base = {name for name, metric in METRICS.items() if metric.of_base}
+    assert {"z_mean", "z_nstd"} <= of_base & file["tuned"].keys()
+    assert file["changes"]["tuned"].keys() == file["tuned"].keys() - of_base
+    feature = replace(TUNED.outcome(), measured=Measured(features={"own": np.ones((COUNT, SAMPLES))}))
+    scores = {("tuned", "base"): torch.from_numpy(SCORES)}
+    both = Evaluation.of({"base": BASE.outcome(measured=feature.measured), "tuned": feature}, scores, CONFIG, {})
+    assert "own" in both.to_mapping({"base": "base", "tuned": "tuned"})["changes"]["tuned"], "also a task's own metrics"
+    alone = Evaluation.of({"base": BASE.outcome(), "tuned": feature}, scores, CONFIG, {})
+    assert "own" not in alone.to_mapping({"base": "base", "tuned": "tuned"})["changes"]["tuned"], "one has it alone"
+
+
+def test_contexts_to_which_a_constraint_applies_are_counted() -> None:
+    """Where it applies to some sample of some model; what did not occur is left out of the figures."""
+    scores = torch.zeros(COUNT, SAMPLES, dtype=torch.float64)
+    everywhere = np.ones_like(BASE.valid)
+    but_one = everywhere & (np.arange(COUNT) != 1)[:, None]
+    for valid, applied in ((everywhere, COUNT), (but_one, COUNT - 1)):
+        outcome = replace(BASE, valid=valid, failed=np.zeros_like(BASE.failed)).outcome()
+        found = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})
+        assert found["contexts_applied"] == applied
+        pair = Evaluation.of(
+            {"base": outcome, "tuned": outcome}, {("tuned", "base"): torch.zeros(COUNT, SAMPLES)}, CONFIG, {}
+        )
+        assert pair.to_mapping()["contexts_applied"] == applied
+        assert ("checks_failed" in found["base"], "not_applicable" in found["base"]) == (False, applied < COUNT)
+
+
 def test_measuring_that_failed_is_told_with_its_kinds() -> None:
     outcome = BASE.outcome(unmeasured=Counter({"timeout": 1200, "memory": 3}))
     notices = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})["notices"]

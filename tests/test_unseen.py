@@ -37,6 +37,11 @@ MANY = {"base": {}, "cdpg": {}, "dpg": {}}
             "5 contexts that the models were tuned on",
             "the contexts of",
         ),
+        (
+            {"contexts": 5, "contexts_tuned_on": 5, "models": {"base": {}, "tuned": {}}},
+            "5 contexts that the model was tuned on",
+            "the contexts of",
+        ),
         ({"contexts": 200}, "200 contexts", ""),
         ({"contexts": 200, "contexts_tuned_on": None}, "200 contexts", ""),
         ({"contexts": 200, "contexts_tuned_on": 201}, "200 contexts", ""),
