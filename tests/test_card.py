@@ -84,7 +84,22 @@ def test_the_type_of_the_weights_is_said_or_kept(
         assert "The base's weights are `bfloat16`; these are saved as `float32`" in text
     else:
         assert "save_dtype" not in said
-        assert "saved in the base's type, `bfloat16`; the figures are of the weights before rounding" in text
+        assert "saved in the base's type, `bfloat16`.\n" in text, "there are no figures"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "told"),
+    [
+        ({"of_saved_model": False}, "; the figures are of the weights before rounding."),
+        ({"of_saved_model": True}, "; the figures are of the saved weights."),
+        ({}, "."),
+    ],
+)
+def test_rounded_weights_are_the_measured_ones_if_they_were_loaded(evaluation: dict[str, Any], told: str) -> None:
+    weights = {"original": "bfloat16", "saved": "bfloat16"}
+    settings = {"origin": {"sampling": {"seq2seq": False, "weights": weights}}}
+    text = card(settings, evaluation, SPENT, {"is_encoder_decoder": False})
+    assert f"trained in float32 and are saved in the base's type, `bfloat16`{told}\n" in text
 
 
 def test_a_loaded_model_has_the_type_that_it_was_given_in(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.card import card
 from cdpg.cli import app
+from cdpg.cli.output import plan
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
+from cdpg.job import Job
 from cdpg.runlog import read_json, read_jsonl
 from cdpg.tables import with_interval
 
@@ -120,7 +122,7 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert said.index("epoch 1/1") < said.index("saving the model") < said.index("final evaluation")
     assert "held-out" not in said
     figures = read_json(Path("run/evaluation.json"))
-    assert (figures["contexts"], figures["contexts_tuned_on"]) == (3, 3)
+    assert (figures["contexts"], figures["contexts_tuned_on"], figures["of_saved_model"]) == (3, 3, False)
     assert [line["contexts_tuned_on"] for line in read_jsonl(Path("run/evaluations.jsonl"))] == [3, 3]
     card = Path("run/model/README.md").read_text(encoding="utf-8")
     assert f"> **Warning:** {told}" in card and f"On {words}, 2 samples each" in card
@@ -137,7 +139,8 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     said = call("evaluate", "run")
     assert "give others to evaluate on with --contexts" in said
     assert f"run on {words}" in said and rough in said
-    assert read_json(Path("run/evaluation.json"))["contexts_tuned_on"] == 3
+    figures = read_json(Path("run/evaluation.json"))
+    assert (figures["contexts_tuned_on"], figures["of_saved_model"]) == (3, True), "it was loaded from its folder"
     said = call("evaluate", "run", "--contexts", "other.txt")
     assert "run on 3 contexts, 1 of which the model was tuned on" in said
     assert "1 of the 3 contexts of this evaluation were tuned on" in said
@@ -147,11 +150,14 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert "run/model on 2 contexts" in call("evaluate", "run/model", *nobodys)
     assert read_json(Path("evaluation.json"))["contexts_tuned_on"] is None
 
-    said = call("compare", *job, "--methods", "cdpg,reinforce", "--output-dir", "both")
+    without = ("--set", "evaluate_at_end=false", "--set", "evaluate_every=0")  # of the runs themselves
+    said = call("compare", *job, "--methods", "cdpg,reinforce", "--output-dir", "both", *without)
+    assert f"evaluation on {words}; output in both; 2 runs" in said
     assert "llama, 3 contexts that the models were tuned on" in said and rough in said
     assert "held-out" not in said
     assert read_json(Path("both/comparison.json"))["contexts_tuned_on"] == 3
-    assert read_json(Path("both/reinforce/evaluation.json"))["contexts_tuned_on"] == 3
+    figures = read_json(Path("both/reinforce/evaluation.json"))
+    assert (figures["contexts_tuned_on"], figures["of_saved_model"]) == (3, True)
 
 
 def test_contexts_that_are_shared_between_the_two_data_sets_are_counted(
@@ -181,3 +187,22 @@ def test_figures_that_round_to_zero_have_no_sign() -> None:
     figures = {"mean": -0.0004, "low": -0.0006, "high": 0.0}
     text = card({}, {"contexts": 30, "base": {}, "tuned": {"ess": figures}}, {"epochs": 1, "samples": 2})
     assert "| 0.000 (-0.001 to 0.000) |" in text
+
+
+def test_a_plan_without_an_evaluation_speaks_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("few.txt").write_text("two dogs\nthree cats\n", encoding="utf-8")
+    values = {"model": "code-tiny", "contexts": "few.txt", "constraint": "test_unseen:even", "output_dir": "run"}
+
+    def said(to_tune: bool = True, **settings: Any) -> tuple[str, str]:
+        told: list[str] = []
+        job = Job.from_mapping({**values, **settings})
+        inputs = job.load(told.append, to_tune=to_tune)
+        return plan(job, inputs).split("; ")[1], told[-1]
+
+    none: dict[str, Any] = {"evaluate_every": 0, "evaluate_at_end": False}
+    same = "only 2 contexts: none are held out, and the evaluation uses the same ones"
+    assert said(**none) == ("no evaluation", "only 2 contexts: none are held out")
+    for settings in ({"evaluate_every": 0}, {"evaluate_at_end": False}):
+        assert said(**settings) == ("evaluation on 2 contexts that the model was tuned on", same)
+    assert said(to_tune=False, **none)[1] == same, "cdpg evaluate evaluates all the same"

@@ -39,7 +39,7 @@ EXACT = 1e-7
 """Relative to the number, or to 1 if that is more; everything is computed in float64."""
 PER_EPOCH = 24
 """Samples: 4 contexts, 6 of each."""
-UNPREDICTABLE = ("command", "versions", "task")
+UNPREDICTABLE = ("command", "versions", "task", "of_saved_model")
 LOST = re.compile(r"([a-z]+): (the check failed on|no constraint applies to) ([\d,]+) of ([\d,]+) samples, .*")
 
 

@@ -73,7 +73,7 @@ def card(
         f"# {_code(base)}, tuned to satisfy {_constraints(settings)}",
         _summary(base, settings, spent),
         _figures(evaluation),
-        _use(kind, settings),
+        _use(kind, settings, evaluation),
         _repetition(origin),
         _limits(evaluation),
     ]
@@ -172,14 +172,15 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}. " if text else ""
 
 
-def _use(kind: Any, settings: Mapping[str, Any]) -> str:
+def _use(kind: Any, settings: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     """How to sample the model as the figures were made, in Python that stands by itself."""
     if kind is None:
         return ""
     sampling = mapping(mapping(settings.get("origin")).get("sampling"))
     if not sampling:  # a run from before it was recorded
         sampling = {"seq2seq": bool(mapping(kind).get("is_encoder_decoder"))}
-    return "\n\n".join(["## Use", _fenced(program(sampling, settings), "python"), *_on_use(sampling, settings)])
+    notes = [*_on_use(sampling, settings), *_on_weights(mapping(sampling.get("weights")), evaluation)]
+    return "\n\n".join(["## Use", _fenced(program(sampling, settings), "python"), *notes])
 
 
 def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
@@ -210,19 +211,19 @@ def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
             "The adapters that were trained are merged into the weights. `adapter/` holds them alone, to be put on the "
             'base: `PeftModel.from_pretrained(base, name, subfolder="adapter")`.'
         )
-    yield from _on_weights(mapping(sampling.get("weights")))
 
 
-def _on_weights(weights: Mapping[str, Any]) -> Iterator[str]:
+def _on_weights(weights: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[str]:
     """What became of the type of the weights, where it is not what it was all along."""
     original, saved = weights.get("original"), weights.get("saved")
     if original and original != saved:
         yield f"The base's weights are {_code(original)}; these are saved as {_code(saved)}, as they were trained."
     elif original and original not in ("float32", "float64"):
-        yield (
-            f"The weights were trained in float32 and are saved in the base's type, {_code(saved)}; the figures are of "
-            "the weights before rounding."
-        )
+        text = f"The weights were trained in float32 and are saved in the base's type, {_code(saved)}"
+        if "of_saved_model" in evaluation:  # an older file does not say it
+            measured = "the saved weights" if evaluation["of_saved_model"] else "the weights before rounding"
+            text += f"; the figures are of {measured}"
+        yield f"{text}."
 
 
 def _repetition(origin: Mapping[str, Any]) -> str:

@@ -269,7 +269,7 @@ def _evaluated(
     tell: Callable[[str], None],
     stop: GentleStop,
 ) -> Evaluation | None:
-    """All models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
+    """Saved models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
     processes = held_out.processes
 
     def heed_and_tell(text: str) -> None:
@@ -282,8 +282,9 @@ def _evaluated(
         held_out.judge.notices.clear()
 
     tell_notices()
+    about = {"task": task, "command": command, "versions": versions(), "of_saved_model": True}
     with closing(held_out):
-        found = held_out.evaluate(models, {"task": task, "command": command, "versions": versions()}, heed_and_tell)
+        found = held_out.evaluate(models, about, heed_and_tell)
     tell_notices()
     return found
 

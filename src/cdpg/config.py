@@ -224,6 +224,11 @@ class CDPGConfig:
         """Epochs between evaluations, the default filled in; 0 for none."""
         return max(1, self.epochs // 10) if self.evaluate_every is None else self.evaluate_every
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is any evaluation, along the run or at its end."""
+        return self.evaluation_interval > 0 or self.evaluate_at_end
+
     def evaluates_after(self, epoch: int) -> bool:
         """Whether there is an evaluation along the run after an epoch; before the first one, which is 1, that is 0."""
         interval = self.evaluation_interval

@@ -243,11 +243,12 @@ class Examination:
         return self._held_out.processes.from_main(record)
 
     def final(self, tell: Tell) -> Evaluation | None:
-        """The base and the tuned model on all contexts; None but on the main process.
+        """The base and the tuned model, as it is in memory, on all contexts; None but on the main process.
 
         Contexts that were evaluated after the last epoch, in whole blocks, are not evaluated again.
         """
-        return self._held_out.evaluate({TUNED: lambda: self._policy}, self._about, tell, known=self._up_to_date())
+        about = {**self._about, "of_saved_model": False}
+        return self._held_out.evaluate({TUNED: lambda: self._policy}, about, tell, known=self._up_to_date())
 
     def _up_to_date(self) -> Known:
         """What is known of the base, and of the policy unless its weights have changed since, by whomever."""

@@ -129,7 +129,7 @@ class Job:
         if self.contexts is not None:
             tuning = self._read(self.contexts, task, notify)
             if held_out is None:
-                return self._split(tuning, notify)
+                return self._split(tuning, notify, self.settings.evaluates or not to_tune)
         else:
             assert task is not None
             draw = Draw(self.data_seed, notify, task.usable)
@@ -150,9 +150,9 @@ class Job:
         usable = satisfiable(rows, Draw(self.data_seed, notify, task.usable))
         return load_contexts(task.contexts(usable, prefix))
 
-    def _split(self, contexts: list[Context], notify: Notify) -> tuple[list[Context], list[Context]]:
+    def _split(self, contexts: list[Context], notify: Notify, evaluates: bool) -> tuple[list[Context], list[Context]]:
         """A seeded tenth of the contexts is held out, unless they are few; no group is on both sides."""
-        same = "none are held out, and the evaluation uses the same ones"
+        same = "none are held out" + (", and the evaluation uses the same ones" if evaluates else "")
         if len(contexts) < _FEW:
             notify(f"only {len(contexts)} contexts: {same}")
             return contexts, contexts

@@ -26,11 +26,12 @@ def console_of_main() -> Console:
 
 def plan(job: Job, inputs: Inputs) -> str:
     settings = job.settings
-    evaluated = {"contexts": len(inputs.held_out), TUNED_ON: inputs.count_tuned_on()}
+    held_out = contexts_in_words({"contexts": len(inputs.held_out), TUNED_ON: inputs.count_tuned_on()})
+    evaluation = f"evaluation on {held_out}" if settings.evaluates else "no evaluation"
     return (
         f"{settings.method} on {job.model}: {len(inputs.tuning):,} contexts, {settings.epochs:,} epochs of "
-        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; evaluation on "
-        f"{contexts_in_words(evaluated)}; output in {settings.output_dir}"
+        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; "
+        f"{evaluation}; output in {settings.output_dir}"
     )
 
 

@@ -84,6 +84,7 @@ def compare(
     """
     names = _method_names(methods)
     job = _overwriting(job) if overwrite else job
+    job = dataclasses.replace(job, settings=job.settings.replace(evaluate_at_end=True))  # all runs together
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     from cdpg import comparison
