@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -19,6 +21,12 @@ from cdpg.workers.functions import text_check
 _KEPT: list[bytearray] = []
 
 
+def _is_alive(pid: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def act(text: str) -> None:
     """Do what a text says; one that says nothing special does no harm."""
     verb, _, rest = text.partition(" ")
@@ -27,6 +35,13 @@ def act(text: str) -> None:
     elif verb == "hold":  # a hang that can be waited for
         with Path(rest).open("a") as file:
             file.write(f"{os.getpid()}\n")
+        time.sleep(3600)
+    elif verb == "crowd":  # a hang that notes how many such there are
+        with Path(rest).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            hanging = [line.split()[0] for line in file if _is_alive(line.split()[0])]
+            file.write(f"{os.getpid()} {len(hanging) + 1}\n")
         time.sleep(3600)
     elif verb == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)

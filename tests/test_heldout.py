@@ -204,10 +204,8 @@ def test_counts_are_over_all_blocks(tmp_path: Path) -> None:
 def test_the_check_of_a_beam_may_fail(tmp_path: Path) -> None:
     model = tabular(SEED)
     prompts = model.encode(contexts_of(3), MAX_LENGTH)
-    beams = [
-        model.decode(prompt, tokens)
-        for prompt, tokens in zip(prompts, beam_search(model, prompts, MAX_LENGTH, 2, 10), strict=True)
-    ]
+    searched = beam_search(model, prompts, MAX_LENGTH, 2, 10)
+    beams = [model.decode(prompt, tokens) for prompt, tokens in zip(prompts, searched, strict=True)]
 
     def check(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
         failing = str(contexts_of(3)[0].prompt), beams[0]
@@ -217,6 +215,9 @@ def test_the_check_of_a_beam_may_fail(tmp_path: Path) -> None:
     found = made.held_out.evaluate({}, {}, lambda text: None)
     assert found is not None
     assert found.outcomes["base"].beams == tuple(beams)
+    shown = found.outcomes["base"].shown_ids
+    assert [ids[0] for ids in shown] == [list(tokens) for tokens in searched], "then the two samples"
+    assert [len(ids) for ids in shown] == [3] * 3
     assert found.metrics()["base"]["satisfaction_beam"]["mean"] == 1.0
     assert found.to_mapping({"base": "base"})["examples"][0]["outputs"]["base"][0]["b"] is None
 

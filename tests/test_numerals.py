@@ -136,7 +136,7 @@ def test_masking_hides_how_a_number_is_written() -> None:
 
 def test_long_and_odd_texts_are_read_quickly() -> None:
     texts = ["a" * 200_000, "1" * 200_000, "1." * 100_000, "2 " * 100_000, "_" * 200_000, "." * 200_000]
-    start = time.perf_counter()
+    start = time.process_time()
     verdicts = numerals_as_digits(["two"] * len(texts), texts)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert verdicts == [False, False, False, True, False, False]

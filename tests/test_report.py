@@ -495,9 +495,9 @@ def test_outcomes_that_begin_alike_are_counted_each_by_its_own_name(tmp_path: Pa
     [HOSTILE, "\ud800", "a\u200bb", "x" * 100_000, "'" * 5000 + "\\", '"""' * 2000 + "\\", "\\" * 5001, "(" * 5000],
 )
 def test_highlighting_hostile_text_is_quick_and_safe(text: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     shown = str(prose(text, text)) + str(python(text, 1)) + str(python(f"def f():\n    '''{text}"))
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     shown.encode("utf-8")
     assert set(re.findall(r"<(\w+)", shown)) <= {"span", "mark"}
     assert not set(UNSEEN) & set(shown)

@@ -114,12 +114,10 @@ def test_failures_anywhere_and_many() -> None:
 
 
 def test_computing_time_is_what_counts_for_a_marked_function() -> None:
-    """It is spent after half the limit, and a sleep of more than the limit is no failure."""
-    started = time.monotonic()
+    """A failure by time would be called a timeout."""
     found = outcome(naughty.of_the_text, ["good", "spin", "good"])
     assert found.failures[1].kind == "cpu"
     assert list(found.failures) == [1]
-    assert time.monotonic() - started < 10.0
 
 
 def test_computing_time_is_limited_for_a_marked_function_alone() -> None:
@@ -214,15 +212,15 @@ def test_a_worker_whose_function_leaks_is_replaced() -> None:
     assert workers[0] == workers[4], "it is used again as long as it holds little"
 
 
-def test_hanging_samples_are_waited_for_side_by_side() -> None:
-    batch = (["good"] * 24 + ["hang"]) * 8
+def test_hanging_samples_are_waited_for_side_by_side(tmp_path: Path) -> None:
+    """Each notes how many hang as it begins: more than there are workers for samples that are not suspected."""
+    batch = (["good"] * 24 + [f"crowd {tmp_path / 'hanging'}"]) * 8
     with pool(naughty.lengths) as made:
         made.collect(made.submit(naughty.lengths, ["good"] * 64))  # how long one takes is known from here on
-        started = time.monotonic()
         found = made.collect(made.submit(naughty.lengths, batch))
-        lost = time.monotonic() - started
     assert Counter(failure.kind for failure in found.failures.values()) == {"timeout": 8}
-    assert lost < 8 * QUICK.seconds  # in turn, and each after its chunk, it would be 16
+    seen = [int(line.split()[1]) for line in (tmp_path / "hanging").read_text().splitlines()]
+    assert max(seen) > QUICK.workers, seen
 
 
 @pytest.mark.timeout(60)
@@ -779,14 +777,12 @@ def test_examples_are_spoken_of_only_where_there_are_some(tmp_path: Path) -> Non
 
 
 def test_a_broken_constraint_is_reported_at_once(tmp_path: Path) -> None:
-    started = time.monotonic()
     with pytest.raises(RunError) as error:
         trainer(tmp_path, naughty.always_raises).train()
     assert "every sample of epoch 1 failed (exception 192)" in str(error.value)
     assert f"constraint naughty:always_raises raised ZeroDivisionError: oops ({naughty.__file__}, line" in str(
         error.value
     )
-    assert time.monotonic() - started < 20.0
     trainer(tmp_path, naughty.constraint, epochs=1).train()  # the folder holds no run that would be in the way
 
 

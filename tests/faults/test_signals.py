@@ -25,10 +25,12 @@ from pathlib import Path
 def even(prompts, completions, **columns):
     if Path("slow").exists():
         Path("slow-now").touch()
-        time.sleep(60)
+        time.sleep(600)
     return [len(c) % 2 == 0 for c in completions]
 """
-SETTINGS = "max_completion_length=6 num_generations=4 contexts_per_epoch=2 warmup_epochs=0 save_every=1000".split()
+SETTINGS = (
+    "max_completion_length=6 num_generations=4 contexts_per_epoch=2 warmup_epochs=0 save_every=1000 check_seconds=600"
+).split()
 
 
 @pytest.fixture
@@ -96,11 +98,10 @@ def test_a_second_ctrl_c_stops_at_once(workplace: Path) -> None:
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=1.5)
-    started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    assert time.monotonic() - started < 10
+    _, stderr = process.communicate(timeout=240)  # the check takes longer than this
     assert process.returncode == 130, stderr
+    assert "stopped after epoch" not in stderr, "no epoch has ended since"
     assert "Traceback" not in stderr
 
 
