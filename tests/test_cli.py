@@ -303,6 +303,19 @@ def test_samples_are_drawn_anew_unless_a_seed_is_given(tmp_path: Path) -> None:
         assert "--seed" not in repeated.stderr
 
 
+def test_the_stop_rule_of_a_run_ends_its_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AtOnce:
+        watch: frozenset[str] = frozenset()
+
+        def cut(self, completion: str) -> str:
+            return completion
+
+    tiny.save(tmp_path, "llama")
+    monkeypatch.setattr("cdpg.cli.results.prompting", lambda run: ("", AtOnce()))
+    words = ["sample", str(tmp_path), "--context", "two dogs", "-n", "3", "--set", "max_completion_length=12"]
+    assert re.findall(r"log-probability \S+, (.*)", CliRunner().invoke(app, words).stdout) == ["1 tokens"] * 3
+
+
 def test_the_version_is_told() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"cdpg {metadata.version('cdpg')}\n"
 
