@@ -344,9 +344,7 @@ def test_contexts_to_which_a_constraint_applies_are_counted() -> None:
         outcome = replace(BASE, valid=valid, failed=np.zeros_like(BASE.failed)).outcome()
         found = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})
         assert found["contexts_applied"] == applied
-        pair = Evaluation.of(
-            {"base": outcome, "tuned": outcome}, {("tuned", "base"): torch.zeros(COUNT, SAMPLES)}, CONFIG, {}
-        )
+        pair = Evaluation.of({"base": outcome, "tuned": outcome}, {("tuned", "base"): scores}, CONFIG, {})
         assert pair.to_mapping()["contexts_applied"] == applied
         assert ("checks_failed" in found["base"], "not_applicable" in found["base"]) == (False, applied < COUNT)
 
