@@ -213,6 +213,14 @@ def test_text_from_outside_stays_text() -> None:
     assert "````\ncdpg run ``` --- # owned" in text  # the fence is longer than what it holds
 
 
+def test_what_the_evaluation_says_of_the_model_is_a_warning() -> None:
+    notices = ["tuned: no nearer to the ideal model than the base: 1.64 → 2.41 nats\n# owned", "base: so what", 3]
+    evaluation = {"base": {}, "tuned": {"satisfaction": {"mean": 0.5}}, "notices": notices}
+    text = card({}, evaluation, SPENT, {"is_encoder_decoder": False})
+    assert "> **Warning:** tuned: no nearer to the ideal model than the base: 1.64 → 2.41 nats # owned.\n" in text
+    assert text.count("**Warning:**") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "known"),
     [

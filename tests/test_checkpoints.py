@@ -435,6 +435,8 @@ def test_sigkill_at_random_moments_loses_nothing(tmp_path: Path) -> None:
 def test_a_run_goes_on_from_the_newest_whole_one(tmp_path: Path) -> None:
     told: list[str] = []
     assert find_checkpoint(tmp_path, True, told.append) is None
+    assert told == [f"there is nothing to resume: {str(tmp_path)!r} has no checkpoint; the run begins at the start"]
+    told.clear()
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     assert kept_epochs(tmp_path) == [1, 2]

@@ -179,6 +179,11 @@ def test_satisfaction_that_did_not_rise() -> None:
     assert shown(no_gain("m", before, Interval(0.1))) == "0.750 → 0.850"
     assert found(no_gain("m", before, Interval(0.0))).text == "0.750 → 0.750: +0.000."
     assert "no evaluation has it" in unjudged(no_gain("m", before, None))
+    full = found(no_gain("m", around(1.0), Interval(0.0, 0.0, 0.0)))
+    assert (full.level, full.title) == ("warning", "Nothing to gain: the base satisfies nearly always")
+    assert "epochs" not in full.advice
+    assert found(no_gain("m", around(0.98), Interval(0.0, 0.0, 0.0))).title.startswith("No gain")
+    assert found(no_gain("m", around(1.0), Interval(-0.5, -0.6, -0.4))).level == "problem"
 
 
 def test_a_distance_from_the_ideal_model_that_rose() -> None:

@@ -300,7 +300,14 @@ def test_notices_tell_how_many_checks_failed_and_when_they_are_too_many(file: di
             f"{name}: the check failed on {failed} of {total - skipped} samples, which are left out",
             f"{name}: no constraint applies to {skipped} of {total} samples, which are left out",
         ]
-    assert file["notices"] == expected
+    change = file["changes"]["tuned"]["kl_target_policy_pooled"]["difference"]
+    before, after = (file[name]["kl_target_policy_pooled"]["mean"] for name in ("base", "tuned"))
+    assert change["mean"] > 0
+    assert file["notices"] == [
+        f"tuned: no nearer to the ideal model than the base: pooled KL(p, π) {before:.2f} → {after:.2f} nats, "
+        f"{change['mean']:+.2f} [{change['low']:+.2f}, {change['high']:+.2f}]",
+        *expected,
+    ]
     strict = Evaluation.of({"base": BASE.outcome()}, {}, CONFIG.replace(check_failures=0.1), {})
     notice = strict.to_mapping({"base": "base"})["notices"][0]
     assert notice.endswith("which are left out: too many for the figures to be relied upon")
@@ -347,6 +354,18 @@ def test_contexts_to_which_a_constraint_applies_are_counted() -> None:
         pair = Evaluation.of({"base": outcome, "tuned": outcome}, {("tuned", "base"): scores}, CONFIG, {})
         assert pair.to_mapping()["contexts_applied"] == applied
         assert ("checks_failed" in found["base"], "not_applicable" in found["base"]) == (False, applied < COUNT)
+
+
+def test_a_model_that_came_nearer_gets_no_such_notice() -> None:
+    """The tuned model is the base, but for more probability of what satisfies."""
+    nearer = replace(BASE, log_q=BASE.log_q + np.where(BASE.b > 0, 0.1, -0.1))
+    outcomes = {"base": BASE.outcome(), "tuned": nearer.outcome()}
+    scores = torch.from_numpy(np.where(BASE.b > 0, BASE.log_a + 0.1, 0.0))
+    found = Evaluation.of(outcomes, {("tuned", "base"): scores}, CONFIG, {}).to_mapping(
+        {"base": "base", "tuned": "tuned"}
+    )
+    assert found["changes"]["tuned"]["kl_target_policy_pooled"]["difference"]["mean"] < 0
+    assert not any("no nearer" in notice for notice in found["notices"])
 
 
 def test_measuring_that_failed_is_told_with_its_kinds() -> None:

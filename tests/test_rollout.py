@@ -137,8 +137,8 @@ def test_log_q_is_scored_again_where_sampling_is_not_exact() -> None:
 
 
 def test_epochs_streams_and_seeds_have_numbers_of_their_own(epoch: Epoch) -> None:
-    again = collect(rollout())
-    assert again.samples.texts == epoch.samples.texts
+    for again in (collect(rollout()), collect(rollout(), stream="train")):
+        assert again.samples.texts == epoch.samples.texts
     others = [
         collect(rollout(), stream="evaluation"),
         collect(rollout(), number=2),

@@ -63,6 +63,11 @@ def test_a_base_that_nearly_always_satisfies_is_told_once_enough_samples_are_see
     verdict = PlentyWatch().verdict([some | {"z_mean": 1.02}, some | {"z_mean": 0.97}])
     assert verdict is not None and "in 100% of its samples: there was nothing to gain" in verdict
     assert PlentyWatch().verdict([some]) is None and PlentyWatch().verdict([]) is None
+    assert PlentyWatch().warning(some | {"z_mean": None}) is None
+    broken = [some | {"z_mean": 1.0}, some | {"z_mean": None}]
+    assert verdict is not None and PlentyWatch().verdict(broken) == verdict
+    few = some | {"samples": 99, "z_mean": 1.0}
+    assert PlentyWatch().verdict([few]) is None, "too few samples to say so"
 
 
 def never(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:

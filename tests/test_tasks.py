@@ -23,6 +23,7 @@ from cdpg.comparison import Entrant, entrants
 from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
+from cdpg.evaluation.catalogue import METRICS
 from cdpg.heldout import HeldOut
 from cdpg.job import Inputs, Job, gather, prompting
 from cdpg.parallel import Processes
@@ -438,7 +439,11 @@ def test_a_comparison_holds_the_differences_between_methods(comparison: Path) ->
     result = json.loads((comparison / "comparison.json").read_text())
     assert list(result["between"]) == RUNS[:1]
     for name, found in result["between"][RUNS[0]].items():
+        shared = {metric for metric in result["models"][RUNS[0]] if metric in METRICS and METRICS[metric].of_base}
+        assert shared and found.keys() == result["models"][RUNS[0]].keys() - shared
         for metric, first in result["models"][RUNS[0]].items():
+            if metric in shared:
+                continue
             difference, own = found[metric]["difference"], result["models"][name][metric]
             if None not in (own["mean"], first["mean"]):
                 assert difference["mean"] == pytest.approx(own["mean"] - first["mean"], abs=1e-9)

@@ -226,8 +226,10 @@ def test_resuming_under_other_settings_is_refused_with_what_changed(tmp_path: Pa
     changed = tabular_trainer(tmp_path, learning_rate=0.1, num_generations=16)
     with pytest.raises(UserError, match=r"num_generations was 8 and is 16.*learning_rate was 0.05 and is 0.1"):
         changed.train(resume_from_checkpoint=True)
+    (tmp_path / "report.html").write_text("of the earlier end")
     tabular_trainer(tmp_path, epochs=6, keep_checkpoints=1).train(resume_from_checkpoint=True)
     assert len(untimed(tmp_path)) == 6
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_run_is_made_longer_only_while_its_rate_would_have_been_the_same(tmp_path: Path) -> None:

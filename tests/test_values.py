@@ -333,6 +333,20 @@ def expected_notices(evaluation: Evaluation, models: Mapping[str, str]) -> list[
     return found
 
 
+def on_distance(expected: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The sentences on models that are no nearer to the ideal model than the base, from the expected figures."""
+    found = []
+    for shown, changes in expected["changes"].items():
+        change = changes["kl_target_policy_pooled"]["difference"]
+        if change["mean"] is not None and change["mean"] > 0:
+            before, after = (metrics[name]["kl_target_policy_pooled"]["mean"] for name in ("base", shown))
+            told = (
+                f"{shown}: no nearer to the ideal model than the base: pooled KL(p, π) {before:.2f} → {after:.2f} nats"
+            )
+            found.append(("?", f"{told}, {change['mean']:+.2f} [{change['low']:+.2f}, {change['high']:+.2f}]"))
+    return found
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     """In a comparison the pool is that of all models, in a run that of the base and its own."""
@@ -341,7 +355,8 @@ def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     expected = evaluation.to_mapping(shown) | {name: evaluation.metrics(key) for key, name in shown.items()}
     found = json.loads((runs.runs / method / "evaluation.json").read_text())
     assert differences(found.pop("costs"), {"tuned": costs(runs.runs / method)}) == []
-    assert notices(found.pop("notices")) == expected_notices(evaluation, shown)
+    told = [*on_distance(expected, expected), *expected_notices(evaluation, shown)]
+    assert notices(found.pop("notices")) == told
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
 
@@ -351,7 +366,8 @@ def test_the_comparison(one: One) -> None:
     expected = evaluation.to_mapping(shown) | {"models": {name: evaluation.metrics(name) for name in shown}}
     found = json.loads((one.runs / "comparison.json").read_text())
     assert differences(found.pop("costs"), {method: costs(one.runs / method) for method in METHODS}) == []
-    assert notices(found.pop("notices")) == expected_notices(evaluation, shown)
+    told = [*on_distance(expected, expected["models"]), *expected_notices(evaluation, shown)]
+    assert notices(found.pop("notices")) == told
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
 

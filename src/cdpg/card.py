@@ -18,7 +18,7 @@ from cdpg.evaluation.catalogue import METRICS, fixed
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.models.names import EMBEDDED
 from cdpg.progress import plain_text
-from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json
+from cdpg.runlog import RunFolder, costs, mapping, read_json, sequence, write_json
 from cdpg.usage import is_hub_id, program, settings_in_words
 
 FILE = "README.md"
@@ -146,10 +146,11 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
     ]
     confidence = evaluation.get("confidence")
     share = f"{confidence:.0%} intervals" if isinstance(confidence, float) else "intervals"
-    problem = warning(evaluation)
+    told = (plain_text(notice, limit=400) for notice in sequence(evaluation.get("notices")) if isinstance(notice, str))
+    problems = [warning(evaluation), *(text for text in told if text.startswith("tuned: "))]
     return (
         "## Figures\n\n"
-        + (f"> **Warning:** {problem}.\n\n" if problem else "")
+        + "".join(f"> **Warning:** {problem}.\n\n" for problem in problems if problem)
         + f"On {contexts_in_words(evaluation)}, {_count(evaluation.get('samples_per_context'))} samples each, "
         f"with {share} over contexts. {_sentence(on_few(evaluation))}"
         "KL(p, π) is the distance from the ideal model, KL(π, a) that from the base.\n\n"

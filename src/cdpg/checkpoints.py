@@ -136,6 +136,8 @@ def find_checkpoint(folder: Path, which: bool | str | Path, notify: Callable[[st
             f"no checkpoint in {str(folder)!r} is whole: start again in another folder, or remove them to start again "
             f"in this one"
         )
+    if checkpoint is None:
+        notify(f"there is nothing to resume: {str(folder)!r} has no checkpoint; the run begins at the start")
     return checkpoint
 
 

@@ -36,6 +36,7 @@ class Journal:
         if checkpoint is not None and checkpoint.epoch < config.epochs:
             files.discard(self._folder.model)  # what an earlier end has left is no longer the run's
             files.discard(self._folder.evaluation)
+            files.discard(self._folder.report)
 
     def save(self, epoch: int, config: CDPGConfig) -> None:
         """Write a checkpoint of what a resumed run needs; the logs reach the disk first."""

@@ -46,7 +46,7 @@ def kept_defaults(asked: CDPGConfig, config: CDPGConfig, then: CDPGConfig) -> li
     if not kept:
         return []
     free = "; evaluate_every may be set to another value" if config.evaluate_every != asked.evaluate_every else ""
-    return [f"the run goes on with {' and '.join(kept)}, which it was begun with for {then.epochs} epochs{free}"]
+    return [f"the run goes on with {' and '.join(kept)}, which it has had so far ({then.epochs} epochs){free}"]
 
 
 def rate_changes(

@@ -25,7 +25,7 @@ class PlentyWatch:
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
         """What to say after an epoch, given its metrics."""
-        if self._samples >= _SAMPLES or record["satisfaction"] is None:
+        if self._samples >= _SAMPLES or record["z_mean"] is None:
             return None
         self._z.append(record["z_mean"])
         self._samples += record["samples"]
@@ -34,8 +34,10 @@ class PlentyWatch:
 
     def verdict(self, records: Sequence[Mapping[str, Any]]) -> str | None:
         """What to say at the end of a run, given the metrics of all its epochs."""
-        z = [record["z_mean"] for record in records if record["satisfaction"] is not None]
-        return _plenty(z, "", "there was nothing to gain")
+        judged = [record for record in records if record["z_mean"] is not None]  # None: no verdict, or not finite
+        if sum(record["samples"] for record in judged) < _SAMPLES:
+            return None
+        return _plenty([record["z_mean"] for record in judged], "", "there was nothing to gain")
 
 
 def _plenty(z: Sequence[float], when: str, what: str) -> str | None:

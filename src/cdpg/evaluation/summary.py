@@ -113,6 +113,7 @@ class Evaluation:
             "partition": partition_estimates(base),
             "notices": [
                 *(self._on_tuned_contexts() if tuned else ()),
+                *(notice for name, shown in tuned.items() for notice in self._on_distance(name, shown)),
                 *self._on_references(),
                 *(notice for name, shown in names.items() for notice in self._notices(name, shown)),
             ],
@@ -141,6 +142,20 @@ class Evaluation:
             yield (
                 f"{lacking:,} of {len(contexts):,} contexts have no reference, and do not count in {', '.join(partial)}"
             )
+
+    def _on_distance(self, name: str, shown: str) -> Iterator[str]:
+        """That a tuned model is no nearer to the ideal model than the base, by the pooled estimate."""
+        base, tuned = self.statistics[BASE].get(POOLED), self.statistics[name].get(POOLED)
+        if base is None or tuned is None:
+            return
+        change = difference(tuned, base, self._resamples())
+        if change.mean is None or change.mean <= 0:
+            return
+        ends = "" if change.low is None or change.high is None else f" [{change.low:+.2f}, {change.high:+.2f}]"
+        yield (
+            f"{shown}: no nearer to the ideal model than the base: pooled KL(p, π) {base.value():.2f} → "
+            f"{tuned.value():.2f} nats, {change.mean:+.2f}{ends}"
+        )
 
     def _notices(self, name: str, shown: str) -> Iterator[str]:
         """What is to be known of a model's figures, a sentence each."""

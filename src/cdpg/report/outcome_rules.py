@@ -10,6 +10,7 @@ from typing import Literal
 
 from cdpg.report.remarks import DISTANCE, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import Interval, short
+from cdpg.starvation import NEARLY_ALWAYS
 
 TOO_DEAR = 3.0
 """KL(π, a) over what the same satisfaction would have cost a mixture of the base and the ideal model."""
@@ -51,6 +52,10 @@ def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Itera
         return
     ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}], paired by context"
     text = f"{figures}: {gain.mean:+.3f}{ends}.".replace("-", "−")
+    if before.mean >= NEARLY_ALWAYS and not (gain.high is not None and gain.high < 0):
+        advice = "Drop the contexts where the base always satisfies the constraint, or ask for more."
+        yield Finding("warning", label, "Nothing to gain: the base satisfies nearly always", text, advice)
+        return
     if gain.high is not None and gain.high < 0:
         advice = "Lower learning_rate, or take more samples a step (num_generations, contexts_per_epoch)."
         yield Finding("problem", label, "Satisfies less often than the base", text, advice, DISTANCE)
