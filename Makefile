@@ -1,7 +1,7 @@
 # Every target sets up `.venv` by itself; all it needs is Python 3.10 or newer.
 PYTHON ?= python3
-# Test processes side by side, each with one thread of arithmetic: more threads than cores make the suite slower.
-WORKERS ?= 2
+# Test processes side by side, each with one thread of arithmetic; one more than two cores, as many tests wait.
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -179,7 +179,7 @@ def test_a_run_that_is_made_longer_is_the_long_run_and_is_evaluated_as_often_as_
     capsys.readouterr()
     longer = make(tmp_path / "parts", epochs=30, warmup_epochs=None, **options)
     longer.train(resume_from_checkpoint=True)
-    kept = "the run goes on with warmup_epochs=2 and evaluate_every=2, which it was begun with for 20 epochs"
+    kept = "the run goes on with warmup_epochs=2 and evaluate_every=2, which it has had so far (20 epochs)"
     assert f"{kept}; evaluate_every may be set to another value" in " ".join(capsys.readouterr().err.split())
     assert (longer.args.warmup_epochs, longer.args.evaluate_every) == (2, 2)
     make(tmp_path / "whole", epochs=30, warmup_epochs=2, evaluate_every=2, **options).train()
@@ -195,7 +195,7 @@ def test_what_a_longer_run_keeps_is_said_and_no_more() -> None:
     """The interval of evaluations may be changed, which is said where it was kept."""
     then, asked = CDPGConfig(epochs=20, evaluate_every=2), CDPGConfig(epochs=40, evaluate_every=2)
     config = schedule.continued(asked, then, 20)
-    kept = "the run goes on with warmup_epochs=2, which it was begun with for 20 epochs"
+    kept = "the run goes on with warmup_epochs=2, which it has had so far (20 epochs)"
     assert schedule.kept_defaults(asked, config, then) == [kept]
     assert schedule.kept_defaults(config, config, then) == []
 
