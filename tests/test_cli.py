@@ -234,10 +234,10 @@ def test_a_table_of_many_models_is_never_broken_within_a_figure(terminal: bool, 
     assert any("wider terminal" in line for line in lines) == (cells == ["0.410"])
 
 
-def compared(folder: Path, *methods: str) -> tuple[Job, list[comparison.Entrant]]:
+def compared(folder: Path, *methods: str) -> tuple[Job, list[comparison.ComparisonRun]]:
     asked = {"model": "m", "contexts": "c.txt", "constraint": "a:b", "output_dir": str(folder)}
     job = Job.from_mapping(asked)
-    return job, list(comparison.entrants(job, methods, 1))
+    return job, list(comparison.comparison_runs(job, methods, 1))
 
 
 def test_a_comparison_says_what_it_will_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

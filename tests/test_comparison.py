@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdpg import comparison
-from cdpg.comparison import Entrant, compare, entrants
+from cdpg.comparison import ComparisonRun, compare, comparison_runs
 from cdpg.job import Inputs, Job
 from cdpg.signals import GentleStop
 from report_runs import write_lines
@@ -23,8 +23,8 @@ def job_in(folder: Path) -> Job:
     return Job.from_mapping({"task": "code-pep8", "model": "m", "seed": 7, "output_dir": str(folder)})
 
 
-def runs_of(folder: Path) -> list[Entrant]:
-    return list(entrants(job_in(folder), ["cdpg", "dpg"], 2))
+def runs_of(folder: Path) -> list[ComparisonRun]:
+    return list(comparison_runs(job_in(folder), ["cdpg", "dpg"], 2))
 
 
 def test_every_method_runs_with_every_seed_in_a_folder_of_its_own(tmp_path: Path) -> None:

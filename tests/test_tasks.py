@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cdpg import constraints
 from cdpg.cli import app
-from cdpg.comparison import Entrant, entrants
+from cdpg.comparison import ComparisonRun, comparison_runs
 from cdpg.config import CDPGConfig
 from cdpg.constraints.python_code import FunctionEnd
 from cdpg.errors import UserError
@@ -468,17 +468,17 @@ def test_a_comparison_is_continued_where_it_ended(comparison: Path) -> None:
 
 def test_only_the_very_run_that_is_asked_for_counts_as_done(comparison: Path) -> None:
     job = Job.from_mapping(gather(comparison / RUNS[0] / "config.yaml", {}, []))
-    assert Entrant("cdpg", "cdpg", job).is_done()
+    assert ComparisonRun("cdpg", "cdpg", job).is_done()
     for change in ({"epochs": 3}, {"learning_rate": 1.0}):
         other = dataclasses.replace(job, settings=job.settings.replace(**change))
-        assert not Entrant("cdpg", "cdpg", other).is_done()
+        assert not ComparisonRun("cdpg", "cdpg", other).is_done()
 
 
 def test_runs_with_other_seeds_are_judged_on_the_same_contexts(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(f"prompt {number}" for number in range(80)), encoding="utf-8")
     job = Job.from_mapping({"model": "m", "contexts": str(file), "constraint": "test_tasks:short"})
-    first, second = (run.job.load(ignore) for run in entrants(job, ["cdpg"], 2))
+    first, second = (run.job.load(ignore) for run in comparison_runs(job, ["cdpg"], 2))
     assert len(first.held_out) == 8
     assert first.held_out == second.held_out
     assert not {context.prompt for context in first.held_out} & {context.prompt for context in second.tuning}

@@ -24,8 +24,8 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 from cdpg.parallel import processes_in_all
-from cdpg.provenance import heed, how_to_resume, versions
-from cdpg.rows import unheard
+from cdpg.provenance import how_to_resume, raise_if_stopped, versions
+from cdpg.rows import ignore_message
 from cdpg.runlog import RunFolder, costs, mapping, read_json, write_json, write_yaml
 from cdpg.signals import GentleStop
 from cdpg.trainer import CDPGTrainer
@@ -35,7 +35,7 @@ FILE = "comparison.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entrant:
+class ComparisonRun:
     """One run of a comparison."""
 
     name: str
@@ -56,7 +56,7 @@ class Entrant:
         return all(found.get(key) == value for key, value in asked.items() if key not in free)
 
 
-def require_place(job: Job, runs: Sequence[Entrant], resume: bool) -> None:
+def require_place(job: Job, runs: Sequence[ComparisonRun], resume: bool) -> None:
     """Refuse folders that hold other runs, and any that leads elsewhere."""
     refuse_links(Path(job.settings.output_dir), [FILE, *(run.name for run in runs)])
     for run in runs:
@@ -64,7 +64,7 @@ def require_place(job: Job, runs: Sequence[Entrant], resume: bool) -> None:
             overwriting.require_place(run.folder, run.job.settings.overwrite_output_dir, run.job.inputs().values())
 
 
-def entrants(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Entrant]:
+def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[ComparisonRun]:
     """Every method with every seed, in folders of their own below the job's; the same number of samples for all."""
     for method in methods:
         for offset in range(seeds):
@@ -75,7 +75,7 @@ def entrants(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Entrant]:
                 output_dir=str(Path(job.settings.output_dir) / name),
                 evaluate_at_end=False,
             )
-            yield Entrant(name, method, dataclasses.replace(job, settings=settings))
+            yield ComparisonRun(name, method, dataclasses.replace(job, settings=settings))
 
 
 def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
@@ -96,7 +96,7 @@ def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
 def carry_out(
     job: Job,
     inputs: Inputs,
-    runs: Sequence[Entrant],
+    runs: Sequence[ComparisonRun],
     jobs: int,
     resume: bool,
     command: str | None,
@@ -112,7 +112,7 @@ def carry_out(
         return compare(job, inputs, runs, command, tell, stop)
 
 
-def _tell_replaced(path: Path, runs: Sequence[Entrant], tell: Callable[[str], None]) -> None:
+def _tell_replaced(path: Path, runs: Sequence[ComparisonRun], tell: Callable[[str], None]) -> None:
     """Say which models of an earlier comparison will not be in the file any more, while it can still be saved."""
     models: Mapping[str, Any] = {}
     with suppress(UserError):  # a damaged file is no loss
@@ -126,7 +126,7 @@ def _tell_replaced(path: Path, runs: Sequence[Entrant], tell: Callable[[str], No
 
 
 def train_all(
-    runs: Sequence[Entrant], inputs: Inputs, command: str | None, resume: bool, tell: Callable[[str], None]
+    runs: Sequence[ComparisonRun], inputs: Inputs, command: str | None, resume: bool, tell: Callable[[str], None]
 ) -> None:
     """Train what is not trained yet, one after the other."""
     for number, run in enumerate(runs, start=1):
@@ -138,7 +138,7 @@ def train_all(
 
 
 def train_side_by_side(
-    runs: Sequence[Entrant],
+    runs: Sequence[ComparisonRun],
     jobs: int,
     command: str | None,
     resume: bool,
@@ -180,11 +180,11 @@ def train_side_by_side(
             process.wait()
 
 
-def _output(run: Entrant) -> Path:
+def _output(run: ComparisonRun) -> Path:
     return run.folder.path / "output.txt"
 
 
-def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(run: ComparisonRun, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """A run by its own command."""
     folder = run.folder.path
     folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def _start(run: Entrant, resume: bool, environment: dict[str, str]) -> subproces
 def compare(
     job: Job,
     inputs: Inputs,
-    runs: Sequence[Entrant],
+    runs: Sequence[ComparisonRun],
     command: str | None,
     tell: Callable[[str], None],
     stop: GentleStop,
@@ -273,12 +273,12 @@ def _evaluated(
     processes = held_out.processes
 
     def heed_and_tell(text: str) -> None:
-        heed(stop, processes, "stopped before the evaluation was done", command)
+        raise_if_stopped(stop, processes, "stopped before the evaluation was done", command)
         if processes.is_main:
             tell(text)
 
     def tell_notices() -> None:
-        _tell_all(held_out.judge.notices, tell if processes.is_main else unheard)
+        _tell_all(held_out.judge.notices, tell if processes.is_main else ignore_message)
         held_out.judge.notices.clear()
 
     tell_notices()
@@ -298,7 +298,7 @@ def _loader(path: Path, config: CDPGConfig) -> Callable[[], LanguageModel]:
     return lambda: load_model(str(path), config)
 
 
-def _over_seeds(runs: Sequence[Entrant], models: dict[str, Any]) -> dict[str, Any]:
+def _over_seeds(runs: Sequence[ComparisonRun], models: dict[str, Any]) -> dict[str, Any]:
     """Mean and extremes of each metric over the seeds of a method: the training's own variance."""
     found: dict[str, Any] = {}
     for method in dict.fromkeys(run.method for run in runs):

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cdpg.errors import UserError
-from cdpg.rows import Notify, Row, kind, read_rows, unheard
+from cdpg.rows import Notify, Row, ignore_message, kind, read_rows
 from cdpg.wording import for_caller
 
 Prompt: TypeAlias = str | tuple[Mapping[str, Any], ...]
@@ -68,7 +68,7 @@ def load_contexts(
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise UserError(f"the limit on the number of contexts must be a whole number of at least 1, not {limit!r}")
-    notify = notify or unheard
+    notify = notify or ignore_message
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, Context) for item in source):
         return _loaded_before(source[:limit])
     name, rows = read_rows(source, prompt_column, limit, notify)

@@ -32,7 +32,7 @@ from cdpg.models.transformer import digest
 from cdpg.objectives.base import Epoch
 from cdpg.parallel import Processes
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.rows import unheard
+from cdpg.rows import ignore_message
 from cdpg.sampling import Samples, StopRule
 from cdpg.scoring import score_samples
 from cdpg.workers.reader import Reader
@@ -215,7 +215,7 @@ class Examination:
         self.seconds_per_context: float | None = None
         """What the last evaluation along the way took; None before the first."""
 
-    def along(self, epoch: int, tell: Tell = unheard) -> dict[str, Any]:
+    def along(self, epoch: int, tell: Tell = ignore_message) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
 
         The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its

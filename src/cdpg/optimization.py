@@ -100,7 +100,7 @@ class Updater:
     def update(self, epoch: Epoch, rescue: Callable[[], None] = lambda: None) -> StepSummary:
         """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
 
-        If it comes to grief before the first step, ``rescue`` is called, everything being as it was before the epoch.
+        If it fails before the first step, ``rescue`` is called; nothing has changed since the epoch began.
         """
         before, taken = self.objective.state(), list[tuple[float, float]]()
         try:
@@ -138,7 +138,7 @@ class Updater:
                 taken.pop()
             refused.append(RefusedStep(batch, loss, norm, credit.weights, weights_finite=not safe))
             if safe:
-                break  # and it has left parameters that are beyond repair
+                break  # the parameters are not finite: no further step can mend them
         losses, norms = zip(*taken, strict=True) if taken else ((), ())
         return StepSummary(
             loss=sum(losses) / len(taken) if taken else None,

@@ -186,7 +186,7 @@ def _escaped(match: re.Match[str]) -> str:
     if what == "[":
         return f"{backslashes}\\["
     doubled = backslashes * 2
-    return f"{doubled}\\{what}" if what else doubled  # at the end: lest it escape markup that the caller adds
+    return f"{doubled}\\{what}" if what else doubled  # at the end: it would escape markup that the caller adds
 
 
 def _visible(character: str) -> str:

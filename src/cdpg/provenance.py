@@ -190,7 +190,7 @@ def _changed(keys: frozenset[str], then: CDPGConfig, config: CDPGConfig) -> list
     ]
 
 
-def heed(stop: GentleStop, processes: Processes, situation: str, command: str | None) -> None:
+def raise_if_stopped(stop: GentleStop, processes: Processes, situation: str, command: str | None) -> None:
     """End here, in all processes, if a signal has come to any: what ``command`` started can be resumed."""
     if processes.any(stop.received is not None):
         raise stop.interruption(situation, how_to_resume(command))

@@ -19,7 +19,7 @@ Notify: TypeAlias = Callable[[str], None]
 """Is told, in a sentence, what is odd but allowed."""
 
 
-def unheard(message: str) -> None:
+def ignore_message(message: str) -> None:
     """A notice that nobody asked for."""
 
 

@@ -50,7 +50,7 @@ class GentleStop:
         return {owner for owner in owners if isinstance(owner, GentleStop)}
 
     def interruption(self, situation: str, how_to_resume: str) -> Interrupted:
-        """What to raise where a signal is heeded; it may have come to another process alone."""
+        """What to raise to stop the run; the signal may have come to another process."""
         return Interrupted(f"{situation}; continue with: {how_to_resume}", self.received or signal.SIGTERM)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

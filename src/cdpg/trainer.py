@@ -39,7 +39,7 @@ from cdpg.overwriting import remove_run, require_place
 from cdpg.parallel import Processes, make_accelerator, processes_here, tracker_config
 from cdpg.progress import Progress, duration
 from cdpg.rollout import Rollout, Stopwatch
-from cdpg.rows import unheard
+from cdpg.rows import ignore_message
 from cdpg.runlog import RunFolder, last_record, write_folder, write_lines, write_yaml
 from cdpg.sampling import StopRule
 from cdpg.signals import GentleStop
@@ -154,7 +154,7 @@ class CDPGTrainer(TakesCallbacks):
             if self.eval_contexts and self.args.evaluate_at_end:
 
                 def tell(text: str) -> None:
-                    self._heed(stop, "stopped before the evaluation was done")
+                    self._raise_if_stopped(stop, "stopped before the evaluation was done")
                     progress.working(f"final evaluation: {text}")
 
                 contexts = final_contexts(self.args, len(self.eval_contexts))
@@ -199,7 +199,7 @@ class CDPGTrainer(TakesCallbacks):
                     f"last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
                 )
             if signalled:  # asked once: for a signal that came since, nothing is saved yet
-                self._heed(stop, f"stopped after epoch {number}, a checkpoint is written")
+                self._raise_if_stopped(stop, f"stopped after epoch {number}, a checkpoint is written")
             if self.processes.any(self._callbacks.control.should_training_stop):
                 break
         return record
@@ -209,7 +209,7 @@ class CDPGTrainer(TakesCallbacks):
 
         ``tell`` hears how far it has come, and callbacks of the tuned model's means (``on_log``, ``on_evaluate``).
         """
-        found = self._evaluate_all(tell or unheard)
+        found = self._evaluate_all(tell or ignore_message)
         means = self.processes.from_main(evaluation_logs({"metrics": found.get(TUNED, {})}))
         self._callbacks.evaluated(means, may_be_best=False)
         return found
@@ -251,7 +251,7 @@ class CDPGTrainer(TakesCallbacks):
             usage.facts(self.policy, self.args, self.contexts, stop),
         )  # fmt: skip
 
-    def _epoch(self, number: int, tell: Callable[[str], None] = unheard) -> dict[str, Any]:
+    def _epoch(self, number: int, tell: Callable[[str], None] = ignore_message) -> dict[str, Any]:
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
         try:
@@ -295,9 +295,9 @@ class CDPGTrainer(TakesCallbacks):
         return self._rollout.collect(number, contexts, prompts, self.objective.scores_every_sample, watch)
 
     def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
-        """Save what was done, when what came next has come to grief before it changed anything."""
+        """Save the epochs that are done, when the next one failed before it changed anything."""
         if done and self.processes.is_main:
-            with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # what is told is the trouble itself
+            with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
                 self._journal.save(done, self.args)
                 tell(f"a checkpoint of epoch {done} is written")
 
@@ -309,8 +309,8 @@ class CDPGTrainer(TakesCallbacks):
         """To evaluate a context: as the last evaluation took, else by the seconds of an epoch."""
         return self._examination.seconds_per_context or guessed_context(self.args, epoch)
 
-    def _heed(self, stop: GentleStop, situation: str) -> None:
-        provenance.heed(stop, self.processes, situation, self._origin["command"])
+    def _raise_if_stopped(self, stop: GentleStop, situation: str) -> None:
+        provenance.raise_if_stopped(stop, self.processes, situation, self._origin["command"])
 
     def _evaluate_if(self, due: bool, number: int, progress: Progress, stop: GentleStop) -> bool:
         """Measure the policy on some contexts and log it, if it is due or a callback asks for it; whether it was done.
@@ -326,7 +326,7 @@ class CDPGTrainer(TakesCallbacks):
                 raise UserError(
                     "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
                 )
-            record = self._examination.along(number, lambda text: self._heed(stop, text))
+            record = self._examination.along(number, lambda text: self._raise_if_stopped(stop, text))
         except Interrupted:
             return False
         except Exception:
@@ -364,14 +364,14 @@ class CDPGTrainer(TakesCallbacks):
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
-        self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+        self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
         self._callbacks.begin(self.args, done, self.processes.from_main(logged))
         self._notices.of_start(progress.note)
         last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
         if self.processes.any(last != done):
             self._evaluate_if(self.args.evaluates_after(done), done, progress, stop)
-            self._heed(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+            self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         return done
 
     def _continue(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:

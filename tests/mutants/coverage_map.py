@@ -11,8 +11,7 @@ from pathlib import Path
 
 import coverage
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from fault_list import ROOT
 
 
 @dataclass

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import forks
+from fault_list import ROOT
 from forks import Call, Result
-
-ROOT = Path(__file__).parents[2]
 
 LIBRARIES = (
     "accelerate", "hypothesis", "peft", "pytest", "rich.progress", "tokenizers", "torch", "torch._dynamo",

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import libcst
+from fault_list import ROOT
 from mutmut.mutation.file_mutation import create_mutations
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def finish_run(console: Console, folder: RunFolder, record: dict[str, Any], repo
 
 
 def report_path(runs: list[Path], output: Path) -> str:
-    """The report's path. A run is not lost for want of one: what stands in its way is told instead."""
+    """The report's path. A report that cannot be written does not fail the run: the reason is returned instead."""
     from cdpg.report import write_report
 
     try:

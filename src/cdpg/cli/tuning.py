@@ -90,7 +90,7 @@ def compare(
     from cdpg import comparison
 
     quiet_transformers()
-    runs = list(comparison.entrants(job, names, seeds))
+    runs = list(comparison.comparison_runs(job, names, seeds))
     comparison.require_place(job, runs, resume)
     note(console, plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
     result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv), partial(note, console))

@@ -124,5 +124,5 @@ class LanguageModel(ABC):
         return nullcontext()
 
     def as_base(self) -> AbstractContextManager[None]:
-        """Within it the model speaks as the base; only a model with adapters has two voices."""
+        """Within it the model is the base: adapters, if there are any, are off."""
         return nullcontext()

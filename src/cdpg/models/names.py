@@ -82,7 +82,7 @@ def require_model(name: str) -> None:
         raise _missing(name, why) from error
     except HfHubHTTPError:  # also of a repository without that file, which may hold adapters
         return
-    except Exception as error:  # whatever stands between here and the hub, by the name its library has for it
+    except Exception as error:  # of the network: which class it is depends on the hub's library
         why = f"the hub cannot be reached, and its cache does not hold it ({first_line(error)})"
         raise _missing(name, why) from error
 

@@ -202,7 +202,7 @@ class TransformerModel(LanguageModel):
             ) from error
         try:
             return torch.allclose(self._try_steps(share=True), own, rtol=1e-3, atol=1e-4)
-        except Exception:  # whatever an attention of another kind stumbles over, it works unshared
+        except Exception:  # an attention of another kind: it works unshared
             return False
 
     def _try_steps(self, share: bool) -> Tensor:

@@ -52,13 +52,12 @@ def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Itera
         return
     ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}], paired by context"
     text = f"{figures}: {gain.mean:+.3f}{ends}.".replace("-", "−")
-    if before.mean >= NEARLY_ALWAYS and not (gain.high is not None and gain.high < 0):
-        advice = "Drop the contexts where the base always satisfies the constraint, or ask for more."
-        yield Finding("warning", label, "Nothing to gain: the base satisfies nearly always", text, advice)
-        return
     if gain.high is not None and gain.high < 0:
         advice = "Lower learning_rate, or take more samples a step (num_generations, contexts_per_epoch)."
         yield Finding("problem", label, "Satisfies less often than the base", text, advice, DISTANCE)
+    elif before.mean >= NEARLY_ALWAYS:
+        advice = "Drop the contexts where the base always satisfies the constraint, or ask for more."
+        yield Finding("warning", label, "Nothing to gain: the base satisfies nearly always", text, advice)
     else:
         advice = "Tune for more epochs, or evaluate on more contexts, or with more evaluation_samples, to see it."
         yield Finding("warning", label, "No gain in satisfaction that chance does not explain", text, advice)
