@@ -123,11 +123,11 @@ def serve_sampling(spec: Record, link: Link) -> None:
     from transformers import GenerationConfig
 
     from cdpg import CDPGConfig
-    from cdpg.contexts import load_contexts
+    from cdpg.contexts.contexts import load_contexts
     from cdpg.models.loading import load_model
     from cdpg.models.transformer import pad
-    from cdpg.sampling import sample_chunks
-    from cdpg.uniforms import UniformStream
+    from cdpg.models.sampling import sample_chunks
+    from cdpg.models.uniforms import UniformStream
 
     config = CDPGConfig(device="cpu", max_completion_length=spec["tokens"])
     model = load_model(spec["model"], config)
@@ -160,7 +160,7 @@ def serve_sampling(spec: Record, link: Link) -> None:
 def serve_cdpg(spec: Record, link: Link) -> None:
     """An epoch of the real trainer each turn."""
     from cdpg import CDPGConfig, CDPGTrainer
-    from cdpg.constraints.python_code import FunctionEnd, compiles
+    from cdpg.tasks.code.constraint import FunctionEnd, compiles
 
     folder = Path(spec["folder"]) / "cdpg"
     config = CDPGConfig(
@@ -204,7 +204,7 @@ def serve_grpo(spec: Record, link: Link) -> None:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from cdpg.constraints.python_code import compiles
+    from cdpg.tasks.code.constraint import compiles
 
     completions = len(CONTEXTS) * spec["samples"]
     config = GRPOConfig(

@@ -14,7 +14,7 @@ from typing import Any
 from cdpg.cli.settings import field_docstrings
 from cdpg.config import FIELDS, CDPGConfig
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.job import Job
+from cdpg.jobs.job import Job
 from cdpg.tasks import TASKS
 
 _MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.config import parse_overrides
-from cdpg.contexts import load_contexts
+from cdpg.contexts.contexts import load_contexts
 
 SCHEMA = {
     "type": "object",

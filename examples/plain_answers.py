@@ -15,7 +15,7 @@ from typing import Any
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.config import parse_overrides
 from cdpg.constraints.texts import as_text
-from cdpg.contexts import load_contexts
+from cdpg.contexts.contexts import load_contexts
 
 FEWEST, MOST = 8, 40
 """Words of an answer. Without a lower bound, saying almost nothing would be the easiest way to satisfy."""

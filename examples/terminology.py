@@ -14,7 +14,7 @@ from typing import Any
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.config import parse_overrides
-from cdpg.contexts import load_contexts
+from cdpg.contexts.contexts import load_contexts
 
 PREFIX = "translate English to French: "
 GLOSSARY = {

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
 
-from cdpg.tasks.signatures import python_files, split_files, split_signatures, standard_library
+from cdpg.tasks.code.signatures import python_files, split_files, split_signatures, standard_library
 from code_tiny_card import evaluate, write_card, write_model
 from code_tiny_data import (
     BODY_TOKENS,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
 
-from cdpg.constraints.python_code import OK, ast_nodes_of, compile_outcomes, function_source, pep8_clean
+from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, function_source, pep8_clean
 from code_tiny_data import BODY_TOKENS, END, SIGNATURE_TOKENS
 
 SAMPLES = 4

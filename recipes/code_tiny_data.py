@@ -15,8 +15,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cdpg.constraints.python_code import pep8_clean
-from cdpg.tasks.signatures import Definition, definitions, read_source
+from cdpg.tasks.code.constraint import pep8_clean
+from cdpg.tasks.code.signatures import Definition, definitions, read_source
 
 END, PAD = "<|end|>", "<|pad|>"
 BODY_TOKENS = 128

@@ -1,6 +1,6 @@
 """Train ``t5-tiny``, the embedded base model of the translation and summarisation tasks.
 
-    python recipes/t5_tiny.py [--steps 9000] [--seed 0] [--output src/cdpg/data/models/t5-tiny]
+    python recipes/t5_tiny.py [--steps 9000] [--seed 0] [--output src/cdpg/assets/models/t5-tiny]
     python recipes/t5_tiny.py --measure-only        # the figures of the model card again, without training
 
 One model for both tasks, told apart by T5's prefixes. The data are composed afresh at every step by the seeded grammars
@@ -257,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="steps, each with a batch of translations")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--output", type=Path, default=Path("src/cdpg/data/models/t5-tiny"))
+    parser.add_argument("--output", type=Path, default=Path("src/cdpg/assets/models/t5-tiny"))
     parser.add_argument("--measure-only", action="store_true", help="measure what lies in the output folder")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

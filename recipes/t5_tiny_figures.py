@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
-from cdpg.constraints.entities import entities_from_source, entity_sets
-from cdpg.constraints.numerals import digits_of, mask_numbers, numerals_as_digits
+from cdpg.tasks.summarization.constraint import entities_from_source, entity_sets
+from cdpg.tasks.translation.constraint import digits_of, mask_numbers, numerals_as_digits
 from corpora import MEASURE_FACTOR, Pair, news_pairs, translation_pairs
 
 TRANSLATE, SUMMARISE = "translate English to French: ", "summarize: "

@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from cdpg import CDPGConfig
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.models.loading import load_model
 from cdpg.models.tabular import TabularModel
-from cdpg.objectives.base import Credit, Epoch, WeightedCredit
-from cdpg.optimization import accumulate
-from cdpg.sampling import Samples
-from cdpg.scoring import score_samples
+from cdpg.methods.base import Credit, Epoch, WeightedCredit
+from cdpg.training.optimization import accumulate
+from cdpg.models.sampling import Samples
+from cdpg.models.scoring import score_samples
 
 LETTERS = ("a", "b", "c")
 MAX_LENGTH = 3

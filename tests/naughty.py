@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from cdpg.workers.functions import text_check
+from cdpg.sandbox.functions import text_check
 
 _KEPT: list[bytearray] = []
 

@@ -22,7 +22,7 @@ ORIGIN = {
     "base": "f8dc83cf" * 8,
     "device": "cpu",
     "processes": 1,
-    "constraints": ["cdpg.constraints.python_code:compiles"],
+    "constraints": ["cdpg.tasks.code.constraint:compiles"],
     "stop": "FunctionEnd",
     "contexts": {"count": 5000, "sha256": "75e79619" * 8},
     "held_out": {"count": 500, "sha256": "1c9d2ab7" * 8},

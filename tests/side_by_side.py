@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg import parallel
-from cdpg.parallel import Processes
+from cdpg.system import distributed as parallel
+from cdpg.system.distributed import Processes
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from transformers import (
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
-from cdpg.heldout import Examination
-from cdpg.runlog import read_jsonl
+from cdpg.evaluation.evaluator import Examination
+from cdpg.storage.run_folder import read_jsonl
 from enumeration import tabular
 
 CONTEXTS = ["a", "a b", "a b c"]
@@ -184,7 +184,7 @@ def test_evaluating_and_uploading_by_hand_are_reported(tmp_path: Path, monkeypat
     best = trainer.state.best_metric
     recorder.events.clear()
     found = trainer.evaluate()
-    monkeypatch.setattr("cdpg.trainer.push_folder", lambda folder, repo_id: "address")
+    monkeypatch.setattr("cdpg.training.trainer.push_folder", lambda folder, repo_id: "address")
     trainer.push_to_hub("me/model")
     assert recorder.events == [("on_log", 1), ("on_evaluate", 1), ("on_push_begin", 1)]
     assert trainer.state.log_history[-1]["eval_satisfaction"] == found["tuned"]["satisfaction"]["mean"]

@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
-from cdpg.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
+from cdpg.preflight.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
 from cdpg.cli import app
 from cdpg.config import CDPGConfig
-from cdpg.contexts import Context
-from cdpg.dry import take
+from cdpg.contexts.contexts import Context
+from cdpg.preflight.probe import take
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import TextMeasure
-from cdpg.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
-from cdpg.job import Inputs, Job
+from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
+from cdpg.jobs.job import Inputs, Job
 
 
 def look(hits: list[float], **changes: Any) -> Look:

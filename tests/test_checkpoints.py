@@ -19,15 +19,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from cdpg import checkpoints, files
-from cdpg.checkpoints import (
-    CorruptCheckpoint,
-    find_checkpoint,
-    kept_epochs,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from cdpg.storage import checkpoints
+from cdpg.system import files
+from cdpg.storage.checkpoints import CorruptCheckpoint, find_checkpoint, kept_epochs, latest_checkpoint, load_checkpoint, save_checkpoint
 from cdpg.errors import RunError, UserError
 
 # Every function through which a save changes the file system.

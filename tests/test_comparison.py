@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cdpg import comparison
-from cdpg.comparison import ComparisonRun, compare, comparison_runs
-from cdpg.job import Inputs, Job
-from cdpg.signals import GentleStop
+from cdpg.jobs import comparison
+from cdpg.jobs.comparison import ComparisonRun, compare, comparison_runs
+from cdpg.jobs.job import Inputs, Job
+from cdpg.system.signals import GentleStop
 from report_runs import write_lines
 
 SATISFACTION = {"cdpg-seed0": 0.25, "cdpg-seed1": 0.75, "dpg-seed0": None, "dpg-seed1": 0.5}

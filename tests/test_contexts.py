@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
+from cdpg.contexts.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
 from cdpg.errors import UserError
-from cdpg.runlog import encode
-from cdpg.wording import on_command_line
+from cdpg.storage.run_folder import encode
+from cdpg.messages.terms import on_command_line
 
 
 def write(path: Path, content: str | bytes) -> Path:

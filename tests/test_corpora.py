@@ -12,7 +12,7 @@ import pytest
 
 import corpora
 import task_texts
-from cdpg.constraints.numerals import digits_of, mask_numbers, numerals_of
+from cdpg.tasks.translation.constraint import digits_of, mask_numbers, numerals_of
 from cdpg.errors import UserError
 from corpora import clauses, french, lexicon, news, phrases, translation
 
@@ -206,7 +206,7 @@ def test_an_unknown_split_is_refused() -> None:
 
 def test_spacy_recognises_most_names() -> None:
     pytest.importorskip("spacy")
-    from cdpg.constraints.entities import entity_sets
+    from cdpg.tasks.summarization.constraint import entity_sets
 
     rng = random.Random(2)
     stories = [(story := news.imagine(rng), news.write(story, rng)[0]) for _ in range(60)]

@@ -59,8 +59,8 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         assert not fetched, name
     assert all(f"<code>{setting}</code>" in texts["settings.html"] for setting in FIELDS)
     assert all(f"<code>{metric}</code>" in texts["methods/metrics.html"] for metric in METRICS)
-    assert 'id="cdpg.objectives.cdpg"' in texts["reference/stages.html"]
-    assert 'href="../reference/stages.html#cdpg.objectives.cdpg"' in texts["methods/cdpg.html"]
+    assert 'id="cdpg.methods.cdpg"' in texts["reference/stages.html"]
+    assert 'href="../reference/stages.html#cdpg.methods.cdpg"' in texts["methods/cdpg.html"]
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert any("CDPGTrainer" in entry["title"] for entry in index["docs"])
 

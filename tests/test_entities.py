@@ -11,15 +11,8 @@ import pytest
 
 pytest.importorskip("spacy")
 
-from cdpg.constraints import entities
-from cdpg.constraints.entities import (
-    distinct_2,
-    entities_from_source,
-    entity_sets,
-    labelled_entities,
-    precision_source,
-    recall_target,
-)
+from cdpg.tasks.summarization import constraint as entities
+from cdpg.tasks.summarization.constraint import distinct_2, entities_from_source, entity_sets, labelled_entities, precision_source, recall_target
 from cdpg.errors import UserError
 
 ARTICLE = (

@@ -16,8 +16,8 @@ import tiny
 from cdpg.cli import app
 from cdpg.config import read_yaml
 from cdpg.errors import UserError
-from cdpg.job import Job, without_task
-from cdpg.runlog import write_yaml
+from cdpg.jobs.job import Job, without_task
+from cdpg.storage.run_folder import write_yaml
 from cdpg.tasks import TASKS
 
 Evaluate = Callable[..., Result]
@@ -67,7 +67,7 @@ def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     """The command, with nothing measured."""
-    monkeypatch.setattr("cdpg.comparison.evaluate_model", lambda *arguments: dict(FIGURES))
+    monkeypatch.setattr("cdpg.jobs.comparison.evaluate_model", lambda *arguments: dict(FIGURES))
     return lambda *words: CliRunner().invoke(app, ["evaluate", *words])
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg import partition
+from cdpg.target import partition
 from cdpg.models.base import LanguageModel
-from cdpg.objectives import CDPG, DPG, Reinforce
-from cdpg.target import log_target
+from cdpg.methods import CDPG, DPG, Reinforce
+from cdpg.target.target import log_target
 from enumeration import (
     Universe,
     contexts_of,

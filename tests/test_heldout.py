@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.contexts import Context
-from cdpg.evaluation.beams import beam_search
+from cdpg.contexts.contexts import Context
+from cdpg.models.beams import beam_search
 from cdpg.evaluation.measures import Measured, TextMeasure
-from cdpg.heldout import Examination
+from cdpg.evaluation.evaluator import Examination
 from cdpg.models.tabular import TabularModel
-from cdpg.rollout import Rollout, Stopwatch
-from cdpg.runlog import read_jsonl
+from cdpg.rollout.sampler import Rollout, Stopwatch
+from cdpg.storage.run_folder import read_jsonl
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from side_by_side import side_by_side
 

@@ -14,9 +14,9 @@ import torch
 
 from cdpg import demo
 from cdpg.constraints.judge import Judge, Verdicts
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
-from cdpg.workers.functions import text_check
+from cdpg.sandbox.functions import text_check
 
 CONTEXTS = [Context("p", {"k": 1}, 1), Context("q", {"k": 2}, 2)]
 

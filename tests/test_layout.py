@@ -183,11 +183,11 @@ def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "code"),
     [
-        ("target", "from cdpg.partition import weights"),
+        ("target", "from cdpg.target.partition import weights"),
         ("target", "from cdpg import partition"),
-        ("target", "import cdpg.trainer"),
-        ("target", "def f():\n    from cdpg.objectives.base import Epoch"),
-        ("runlog", "from cdpg.progress import Progress"),
+        ("target", "import cdpg.training.trainer"),
+        ("target", "def f():\n    from cdpg.methods.base import Epoch"),
+        ("runlog", "from cdpg.training.progress import Progress"),
         ("trainer", "from cdpg import CDPGConfig"),
     ],
 )
@@ -196,7 +196,7 @@ def test_the_order_can_be_broken(stage: str, code: str) -> None:
 
 
 def test_the_order_can_be_kept() -> None:
-    code = "import os\nfrom cdpg import partition, errors\nfrom cdpg.objectives.base import Epoch"
+    code = "import os\nfrom cdpg import partition, errors\nfrom cdpg.methods.base import Epoch"
     assert order_broken("objectives", ast.parse(code)) == []
     assert order_broken("demo", ast.parse("from cdpg import CDPGTrainer")) == []
 

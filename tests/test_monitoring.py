@@ -14,16 +14,16 @@ import torch
 from accelerate import Accelerator
 
 from cdpg.constraints.judge import CheckFailure
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
-from cdpg.failures import FailureLog
-from cdpg.monitoring import failure_records, metrics_record, sample_records
-from cdpg.objectives.base import Epoch
-from cdpg.objectives.cdpg import CDPG
-from cdpg.optimization import StepSummary
-from cdpg.parallel import Processes
-from cdpg.runlog import JsonlFile, read_jsonl
-from cdpg.sampling import Samples
+from cdpg.training.failures import FailureLog
+from cdpg.training.metrics import failure_records, metrics_record, sample_records
+from cdpg.methods.base import Epoch
+from cdpg.methods.cdpg import CDPG
+from cdpg.training.optimization import StepSummary
+from cdpg.system.distributed import Processes
+from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.models.sampling import Samples
 
 CONTEXTS, SAMPLES, TOKENS = 4, 5, 3
 EPSILON = 0.05

@@ -53,14 +53,14 @@ def test_names_are_unique() -> None:
 
 
 def example(find: str, replace: str) -> Fault:
-    return Fault("area", "example", "src/cdpg/target.py", find, replace, "", ("tests/test_mutants.py",))
+    return Fault("area", "example", "src/cdpg/target/target.py", find, replace, "", ("tests/test_mutants.py",))
 
 
 @pytest.mark.parametrize(
     ("find", "replace", "problem"),
     [
         ("no such line", "pass", "occurs 0 times"),
-        ("Tensor", "Any", "times in src/cdpg/target.py, expected once"),
+        ("Tensor", "Any", "times in src/cdpg/target/target.py, expected once"),
         ("b == 0,", "b == 0 ,", "means the same"),
         ("b == 0,", "b === 0,", "does not parse"),
     ],
@@ -71,7 +71,7 @@ def test_a_fault_that_does_not_fit_the_source_is_refused(find: str, replace: str
 
 
 def test_a_fault_replaces_its_place_alone() -> None:
-    source = (ROOT / "src/cdpg/target.py").read_text(encoding="utf-8")
+    source = (ROOT / "src/cdpg/target/target.py").read_text(encoding="utf-8")
     assert example("b == 0,", "b == 1,").applied() == source.replace("b == 0,", "b == 1,")
 
 
@@ -108,9 +108,9 @@ def test_mutants_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_patched_function_runs_the_mutant() -> None:
-    from cdpg.target import log_target
+    from cdpg.target.target import log_target
 
-    (mutant,) = (one for one in mutants_of("src/cdpg/target.py") if "log_a - b.log()" in one.change)
+    (mutant,) = (one for one in mutants_of("src/cdpg/target/target.py") if "log_a - b.log()" in one.change)
     arguments = torch.tensor([-1.0]), torch.tensor([0.5])
     code = log_target.__code__
     try:

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.constraints.numerals import (
-    NUMERALS,
-    PLACEHOLDER,
-    digits_of,
-    mask_numbers,
-    numerals_as_digits,
-    numerals_of,
-)
+from cdpg.tasks.translation.constraint import NUMERALS, PLACEHOLDER, digits_of, mask_numbers, numerals_as_digits, numerals_of
 from cdpg.errors import UserError
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig
-from cdpg.objectives import CDPG, DPG, Reinforce, WeightedObjective, Ziegler, make_objective
-from cdpg.objectives.base import Epoch
-from cdpg.optimization import accumulate
+from cdpg.methods import CDPG, DPG, Reinforce, WeightedObjective, Ziegler, make_objective
+from cdpg.methods.base import Epoch
+from cdpg.training.optimization import accumulate
 from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
 EPSILON = 0.03

@@ -16,10 +16,10 @@ from cdpg import CDPGConfig
 from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
-from cdpg.objectives import Objective, WeightedObjective, make_objective
-from cdpg.objectives.base import Epoch
-from cdpg.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
-from cdpg.uniforms import UniformStream
+from cdpg.methods import Objective, WeightedObjective, make_objective
+from cdpg.methods.base import Epoch
+from cdpg.training.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
+from cdpg.models.uniforms import UniformStream
 from uneven import VALID, Array, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
 RATE = 0.1

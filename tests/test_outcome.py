@@ -10,22 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured
-from cdpg.evaluation.outcome import (
-    Outcome,
-    _partition_statistics,
-    ideal_means,
-    model_means,
-    outputs_of,
-    partition_estimates,
-    statistics_of,
-    token_ranks,
-    without_token_scores,
-)
+from cdpg.evaluation.outcome import Outcome, _partition_statistics, ideal_means, model_means, outputs_of, partition_estimates, statistics_of, token_ranks, without_token_scores
 from cdpg.evaluation.statistics import Array
-from cdpg.objectives.base import Epoch
-from cdpg.partition import summarize_partition
+from cdpg.methods.base import Epoch
+from cdpg.target.partition import summarize_partition
 from uneven import PROMPTS, VALID, B, M, N, completions, scored, table, uneven_epoch
 
 EPSILON = 0.03

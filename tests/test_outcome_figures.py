@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.outcome import Outcome, outputs_of, partition_estimates, statistics_of
 from cdpg.evaluation.statistics import expanded_tail, interval, mean_statistic, resample
-from cdpg.evaluation.summary import Evaluation
-from cdpg.objectives.base import Epoch
-from cdpg.sampling import Samples
+from cdpg.evaluation.results import Evaluation
+from cdpg.methods.base import Epoch
+from cdpg.models.sampling import Samples
 
 Array = npt.NDArray[Any]
 EPSILON = 0.05

@@ -11,8 +11,8 @@ import yaml
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError, UserError
-from cdpg.overwriting import remove_run, require_place
-from cdpg.runlog import JsonlFile, RunFolder, read_jsonl
+from cdpg.storage.overwriting import remove_run, require_place
+from cdpg.storage.run_folder import JsonlFile, RunFolder, read_jsonl
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
@@ -104,7 +104,7 @@ def test_what_the_new_run_is_made_from_is_not_removed(run: Path, part: str) -> N
 
 
 def test_a_run_that_cannot_be_removed_is_not_mixed_with_a_new_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdpg.files.rename", lambda *paths: (_ for _ in ()).throw(PermissionError(13, "no")))
+    monkeypatch.setattr("cdpg.system.files.rename", lambda *paths: (_ for _ in ()).throw(PermissionError(13, "no")))
     with pytest.raises(RunError, match="could not be removed"):
         remove_run(RunFolder(run))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cdpg.parallel import Processes, processes_here, processes_in_all
+from cdpg.system.distributed import Processes, processes_here, processes_in_all
 from side_by_side import side_by_side
 
 

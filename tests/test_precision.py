@@ -20,15 +20,15 @@ import tiny
 import uneven
 from cdpg import CDPGConfig
 from cdpg.constraints.judge import Judge
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.models.base import Decoding, Prompt, Rows
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model
 from cdpg.models.tabular import TabularModel
 from cdpg.models.transformer import TransformerModel
-from cdpg.rollout import Rollout, Stopwatch
-from cdpg.sampling import assemble, sample_chunks
-from cdpg.uniforms import UniformStream
+from cdpg.rollout.sampler import Rollout, Stopwatch
+from cdpg.models.sampling import assemble, sample_chunks
+from cdpg.models.uniforms import UniformStream
 
 PROMPT = tuple(range(40, 47))
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from cdpg import memory
+from cdpg.system import memory
 from cdpg.config import CDPGConfig
-from cdpg.forecast import final_contexts, guessed_context, run_seconds
-from cdpg.notices import Notices
-from cdpg.progress import Progress, outlook, plain_text, safe_text
+from cdpg.training.forecast import final_contexts, guessed_context, run_seconds
+from cdpg.training.notices import Notices
+from cdpg.training.progress import Progress, outlook, plain_text, safe_text
 
 
 class Clock:

@@ -21,8 +21,8 @@ from huggingface_hub import constants
 
 import tiny
 from cdpg.errors import RunError, UserError
-from cdpg.hub import push_folder
-from cdpg.runlog import write_yaml
+from cdpg.storage.hub import push_folder
+from cdpg.storage.run_folder import write_yaml
 
 TOKEN = "hf_secret"
 

@@ -15,17 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.constraints import python_code
-from cdpg.constraints.python_code import (
-    FunctionEnd,
-    ast_nodes,
-    compile_outcome,
-    compile_outcomes,
-    compiles,
-    function_source,
-    pep8_clean,
-    pep8_codes,
-)
+from cdpg.tasks.code import constraint as python_code
+from cdpg.tasks.code.constraint import FunctionEnd, ast_nodes, compile_outcome, compile_outcomes, compiles, function_source, pep8_clean, pep8_codes
 
 SIGNATURE = "def f(x):"
 
@@ -279,7 +270,7 @@ def test_threads_do_not_matter() -> None:
 def test_user_configuration_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "pycodestyle").write_text("[pycodestyle]\nignore = E225\nnonsense = 1\nmax-line-length = 200\n")
     (tmp_path / "setup.cfg").write_text("[pycodestyle]\nignore = E225\n")
-    program = "from cdpg.constraints.python_code import pep8_codes; assert pep8_codes('a=1\\n') == ['E225']"
+    program = "from cdpg.tasks.code.constraint import pep8_codes; assert pep8_codes('a=1\\n') == ['E225']"
     sources = str(Path(python_code.__file__).parents[2])
     environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": sources}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True)

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import yaml
 
-from cdpg import CDPGConfig, CDPGTrainer, files
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.system import files
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import write_figures, write_report

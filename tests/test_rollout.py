@@ -15,13 +15,13 @@ from torch import Tensor
 
 from cdpg import CDPGConfig
 from cdpg.constraints.judge import Judge
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.models.base import Prompt, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
-from cdpg.objectives.base import Epoch
-from cdpg.parallel import Processes
-from cdpg.rollout import Rollout, Stopwatch
-from cdpg.workers.functions import note_exhaustion
+from cdpg.methods.base import Epoch
+from cdpg.system.distributed import Processes
+from cdpg.rollout.sampler import Rollout, Stopwatch
+from cdpg.sandbox.functions import note_exhaustion
 from side_by_side import side_by_side
 
 TEXTS = ("b b b b", "a", "c c c", "a b", "c")

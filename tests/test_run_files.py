@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from cdpg import CDPGConfig, CDPGTrainer, files
-from cdpg.checkpoints import load_checkpoint, save_checkpoint
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.system import files
+from cdpg.storage.checkpoints import load_checkpoint, save_checkpoint
 from cdpg.models.tabular import TabularModel
-from cdpg.runlog import JsonlFile, RunFolder, costs, read_jsonl, write_folder, write_json
+from cdpg.storage.run_folder import JsonlFile, RunFolder, costs, read_jsonl, write_folder, write_json
 
 TUNED = [f"tuned {place}" for place in range(6)]
 HELD_OUT = [f"held out {place}" for place in range(2)]

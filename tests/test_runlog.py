@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpg.errors import RunError, UserError
-from cdpg.runlog import JsonlFile, RunFolder, encode, read_jsonl, write_json, write_yaml
+from cdpg.storage.run_folder import JsonlFile, RunFolder, encode, read_jsonl, write_json, write_yaml
 
-SOURCE = str(Path(sys.modules["cdpg.runlog"].__file__ or "").parents[1])
+SOURCE = str(Path(sys.modules["cdpg.storage.run_folder"].__file__ or "").parents[1])
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)
 JSON_VALUES = st.recursive(
@@ -76,7 +76,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def hold(folder: Path, then: str) -> str:
-    return f"import os, time\nfrom cdpg.runlog import RunFolder\nRunFolder({str(folder)!r}).__enter__()\n{then}"
+    return f"import os, time\nfrom cdpg.storage.run_folder import RunFolder\nRunFolder({str(folder)!r}).__enter__()\n{then}"
 
 
 def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 def test_sigkill_at_random_moments_tears_at_most_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     code = (
-        f"from pathlib import Path\nfrom cdpg.runlog import JsonlFile\nfile = JsonlFile(Path({str(path)!r}))\n"
+        f"from pathlib import Path\nfrom cdpg.storage.run_folder import JsonlFile\nfile = JsonlFile(Path({str(path)!r}))\n"
         "for epoch in range(10**9):\n"
         "    file.append({'epoch': epoch, 'text': 'x' * 5000})\n"
         "    if epoch == 0: print('started', flush=True)\n"
@@ -322,6 +322,6 @@ def test_sigkill_at_random_moments_tears_at_most_the_last_line(tmp_path: Path) -
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, cdpg.runlog, cdpg.progress\nprint('torch' in sys.modules)"
+    code = "import sys, cdpg.storage.run_folder, cdpg.training.progress\nprint('torch' in sys.modules)"
     with in_child(code) as child:
         assert child.communicate()[0] == "False\n"

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import uneven
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError
 from cdpg.models.tabular import TabularModel
-from cdpg.sampling import Chunk, Samples, StopRule, assemble, draw_tokens, sample_chunks
-from cdpg.uniforms import UniformStream, philox4x32
+from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, draw_tokens, sample_chunks
+from cdpg.models.uniforms import UniformStream, philox4x32
 from enumeration import contexts_of, tabular
 
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.contexts import Context
-from cdpg.sampling import Samples
-from cdpg.scoring import plan_passes, prompts_and_rows, score_samples
+from cdpg.contexts.contexts import Context
+from cdpg.models.sampling import Samples
+from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 from uneven import M, N, completions, scored, table, uneven_epoch
 
 

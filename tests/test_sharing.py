@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tiny
 from cdpg import CDPGConfig
-from cdpg.models.attention import NAME
-from cdpg.models.cache import Groups, PrefixLayer, RowLayer
+from cdpg.models.fast.attention import NAME
+from cdpg.models.fast.cache import Groups, PrefixLayer, RowLayer
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 
@@ -126,7 +126,7 @@ def test_a_local_window_must_reach_back_to_the_prompt(window: int, share: bool) 
 
 
 def test_an_attention_that_differs_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cdpg.models.attention as attention
+    import cdpg.models.fast.attention as attention
 
     plain = attention._prompt_scores
     monkeypatch.setattr(attention, "_prompt_scores", lambda folded, prefix: plain(folded, prefix) * 1.5)
@@ -162,7 +162,7 @@ def test_rows_are_spread_over_their_contexts_and_collected_again() -> None:
 
 
 def test_rows_that_move_take_keys_and_values_along() -> None:
-    from cdpg.models.cache import Shared
+    from cdpg.models.fast.cache import Shared
 
     shared = Shared.of(torch.tensor([0, 1, 0, 1]), torch.ones(2, 2, dtype=torch.long))
     prefix = torch.zeros(2, 1, 2, 3)

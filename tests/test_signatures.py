@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cdpg.constraints.python_code import compiles, pep8_clean
+from cdpg.tasks.code.constraint import compiles, pep8_clean
 from cdpg.errors import UserError
-from cdpg.tasks.signatures import (
-    Definition,
-    definitions,
-    python_files,
-    read_source,
-    signatures_in,
-    split_files,
-    split_signatures,
-    standard_library,
-)
+from cdpg.tasks.code.signatures import Definition, definitions, python_files, read_source, signatures_in, split_files, split_signatures, standard_library
 
 SOURCE = '''\
 import os

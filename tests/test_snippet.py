@@ -27,11 +27,11 @@ from transformers import (
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.card import card
-from cdpg.constraints.python_code import FunctionEnd
-from cdpg.contexts import Context, load_contexts
+from cdpg.storage.card import card
+from cdpg.tasks.code.constraint import FunctionEnd
+from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.models.loading import load_model
-from cdpg.usage import facts, program, stop_code
+from cdpg.storage.usage import facts, program, stop_code
 
 YES = 0.65
 DRAWS = 400

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.starvation import PlentyWatch, StarvationWatch
+from cdpg.training.starvation import PlentyWatch, StarvationWatch
 from enumeration import tabular
 
 ALONG, AT_END = "hardly anything to learn from", "learnt next to nothing"

@@ -19,17 +19,17 @@ from typer.testing import CliRunner
 
 from cdpg import constraints
 from cdpg.cli import app
-from cdpg.comparison import ComparisonRun, comparison_runs
+from cdpg.jobs.comparison import ComparisonRun, comparison_runs
 from cdpg.config import CDPGConfig
-from cdpg.constraints.python_code import FunctionEnd
+from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.heldout import HeldOut
-from cdpg.job import Inputs, Job, gather, prompting
-from cdpg.parallel import Processes
-from cdpg.provenance import versions
+from cdpg.evaluation.evaluator import HeldOut
+from cdpg.jobs.job import Inputs, Job, gather, prompting
+from cdpg.system.distributed import Processes
+from cdpg.storage.provenance import versions
 from cdpg.tasks import TASKS, find_task
-from cdpg.tasks.code import follows_pep8
+from cdpg.tasks.code.task import follows_pep8
 from tiny import make_model, make_tokenizer, save, tokenizer_for
 
 NAMES = ("translation-numbers", "summarization-entities", "code-compilability", "code-pep8")
@@ -313,7 +313,7 @@ def test_functions_of_one_repository_are_on_one_side(hub: None, monkeypatch: pyt
 def test_signatures_that_break_pep8_are_made_up_for(hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = [{"func_code_string": f"def f{i}({'x' if i % 3 else ' x'}):\n    return x\n"} for i in range(90)]
     monkeypatch.setitem(HUB, "code-search-net/code_search_net", functions)
-    monkeypatch.setattr("cdpg.tasks.code._PAPER_CONTEXTS", 20)
+    monkeypatch.setattr("cdpg.tasks.code.task._PAPER_CONTEXTS", 20)
     told: list[str] = []
     inputs = job_of("code-pep8", preset="paper").load(told.append)
     assert len(inputs.tuning) == len(inputs.held_out) == 20
@@ -332,7 +332,7 @@ def test_an_evaluation_reads_no_more_than_it_needs(tmp_path: Path, monkeypatch: 
     def look(job: Job, inputs: Inputs, *rest: Any) -> None:
         raise UserError(f"{len(inputs.held_out)} contexts")
 
-    monkeypatch.setattr("cdpg.comparison.evaluate_model", look)
+    monkeypatch.setattr("cdpg.jobs.comparison.evaluate_model", look)
     options = ["evaluate", "t5-tiny", "--task", "translation-numbers", "--preset", "paper"]
     assert str(CliRunner().invoke(app, [*options, "--contexts", str(file)]).exception) == "2 contexts"
     assert "not installed" in str(CliRunner().invoke(app, options).exception)
@@ -565,7 +565,7 @@ def test_a_model_with_other_tokens_than_the_base_is_refused_before_anything_is_s
     def look(*arguments: Any) -> None:
         raise AssertionError("something was sampled")
 
-    monkeypatch.setattr("cdpg.heldout.HeldOut.evaluate", look)
+    monkeypatch.setattr("cdpg.evaluation.evaluator.HeldOut.evaluate", look)
     base, model = save(tmp_path / "base", "t5"), make(tmp_path / "model")
     settings = ["--set", "device=cpu", "--set", "check_workers=0", "--set", "max_completion_length=6"]
     sentences = write_sentences(tmp_path / "sentences.csv", 3)
@@ -584,7 +584,7 @@ def test_a_run_is_evaluated_on_another_task_by_that_task_s_constraint(
     def look(job: Job, *rest: Any) -> None:
         raise UserError(f"{job.task} by {job.constraint}, base {Path(job.model).name}")
 
-    monkeypatch.setattr("cdpg.comparison.evaluate_model", look)
+    monkeypatch.setattr("cdpg.jobs.comparison.evaluate_model", look)
     result = CliRunner().invoke(app, ["evaluate", str(comparison / RUNS[0]), "--task", "code-pep8"])
     assert str(result.exception) == "code-pep8 by ('cdpg.constraints:pep8_clean',), base t5"
     result = CliRunner().invoke(app, ["evaluate", str(comparison / RUNS[0]), "--task", "translation-numbers"])

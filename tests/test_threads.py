@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdpg.threads import CoreWatch, limit_spinning
+from cdpg.system.threads import CoreWatch, limit_spinning
 
 CHILD = """
 import os, sys

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cdpg import wording
+from cdpg.messages import terms as wording
 from cdpg.errors import UserError
-from cdpg.runlog import JsonlFile, RunFolder
-from cdpg.wording import for_caller, on_command_line, term
+from cdpg.storage.run_folder import JsonlFile, RunFolder
+from cdpg.messages.terms import for_caller, on_command_line, term
 
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 OPTION = re.compile(r"(?<![\w-])--[a-z]")

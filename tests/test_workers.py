@@ -25,20 +25,20 @@ from accelerate import Accelerator
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.constraints import python_code
+from cdpg.tasks.code import constraint as python_code
 from cdpg.constraints.judge import Judge
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import Measured
-from cdpg.failures import FailureLog
-from cdpg.parallel import Processes
-from cdpg.runlog import JsonlFile, read_jsonl
-from cdpg.workers.crew import Worker
-from cdpg.workers.frames import as_plain, is_plain, pack, unpack
-from cdpg.workers.functions import reference_of
-from cdpg.workers.limits import Limits
-from cdpg.workers.pool import CannotStart, Pool
-from cdpg.workers.reader import Reader
+from cdpg.training.failures import FailureLog
+from cdpg.system.distributed import Processes
+from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.sandbox.processes import Worker
+from cdpg.sandbox.protocol import as_plain, is_plain, pack, unpack
+from cdpg.sandbox.functions import reference_of
+from cdpg.sandbox.limits import Limits
+from cdpg.sandbox.pool import CannotStart, Pool
+from cdpg.sandbox.reader import Reader
 from enumeration import contexts_of, tabular
 
 QUICK = Limits(workers=2, seconds=1.0, megabytes=128)
@@ -324,7 +324,7 @@ def test_children_are_killed_with_their_worker(tmp_path: Path) -> None:
 
 def test_nothing_is_written_to_standard_output_or_error() -> None:
     program = (
-        "import naughty; from cdpg.workers.pool import Pool; from cdpg.workers.limits import Limits\n"
+        "import naughty; from cdpg.sandbox.pool import Pool; from cdpg.sandbox.limits import Limits\n"
         "for fork in (False, True):\n"
         "    p = Pool([naughty.lengths], Limits(), fork)\n"
         "    assert p.collect(p.submit(naughty.lengths, ['talk', 'segfault', 'good'])).values[2] == 4\n"
@@ -337,7 +337,7 @@ def test_nothing_is_written_to_standard_output_or_error() -> None:
 @pytest.mark.parametrize("fork", [False, True])
 def test_workers_end_with_the_trainer(number: int, fork: bool, tmp_path: Path) -> None:
     program = (
-        "import naughty, sys; from cdpg.workers.pool import Pool; from cdpg.workers.limits import Limits\n"
+        "import naughty, sys; from cdpg.sandbox.pool import Pool; from cdpg.sandbox.limits import Limits\n"
         f"p = Pool([naughty.lengths], Limits(2, 300.0), {fork})\n"
         f"n = p.submit(naughty.lengths, ['family {tmp_path / 'pids'}', 'hang'])\n"
         "print('going', flush=True); p.collect(n)\n"
@@ -501,7 +501,7 @@ def test_results_become_plain() -> None:
 
 def test_names() -> None:
     assert reference_of(naughty.lengths) == "naughty:lengths"
-    assert reference_of(Pool.submit) == "cdpg.workers.pool:Pool.submit"
+    assert reference_of(Pool.submit) == "cdpg.sandbox.pool:Pool.submit"
     for nameless in (lambda: 0, Path("x").open, (3).__add__, Limits()):
         assert reference_of(nameless) is None  # type: ignore[arg-type]
 
@@ -654,8 +654,8 @@ def trainer(folder: Path, constraint: Any, act: str = "", **changes: Any) -> CDP
 
 def test_what_reads_outputs_has_the_limits_of_what_judges_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of other machines share no cores with this one."""
-    monkeypatch.setattr("cdpg.trainer.processes_here", lambda: 3)
-    monkeypatch.setattr("cdpg.workers.limits._cores", lambda: 6)
+    monkeypatch.setattr("cdpg.training.trainer.processes_here", lambda: 3)
+    monkeypatch.setattr("cdpg.sandbox.limits._cores", lambda: 6)
     made = trainer(tmp_path, naughty.constraint, held_out=True)
     assert made.held_out.read._limits.workers == 2
 

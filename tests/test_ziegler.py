@@ -15,20 +15,12 @@ from torch import Tensor
 from cdpg import CDPGConfig
 from cdpg.models.base import LanguageModel
 from cdpg.models.tabular import TabularModel
-from cdpg.objectives.base import Epoch
-from cdpg.objectives.ziegler import (
-    Ziegler,
-    adapted_beta,
-    advantages,
-    clipped_policy_loss,
-    clipped_value_loss,
-    token_rewards,
-    whiten,
-)
-from cdpg.optimization import Updater, accumulate
-from cdpg.scoring import score_samples
-from cdpg.snapshot import Trainable
-from cdpg.uniforms import UniformStream
+from cdpg.methods.base import Epoch
+from cdpg.methods.ziegler import Ziegler, adapted_beta, advantages, clipped_policy_loss, clipped_value_loss, token_rewards, whiten
+from cdpg.training.optimization import Updater, accumulate
+from cdpg.models.scoring import score_samples
+from cdpg.storage.snapshot import Trainable
+from cdpg.models.uniforms import UniformStream
 from enumeration import Universe, contexts_of, flat_gradient, four_token_transformer, relative_error, tabular
 from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, prefixes, scored, table, uneven_epoch
 

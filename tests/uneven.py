@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.models.base import Prompt
 from cdpg.models.tabular import TabularModel
-from cdpg.objectives.base import Epoch
-from cdpg.sampling import Samples
+from cdpg.methods.base import Epoch
+from cdpg.models.sampling import Samples
 
 Array = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cdpg.config import CDPGConfig
 
 if TYPE_CHECKING:
-    from cdpg.trainer import CDPGTrainer
+    from cdpg.training.trainer import CDPGTrainer
 
 __all__ = ["CDPGConfig", "CDPGTrainer"]
 
@@ -15,10 +15,10 @@ __all__ = ["CDPGConfig", "CDPGTrainer"]
 def __getattr__(name: str) -> Any:
     # The report and the command line's help must not wait for torch.
     if name == "CDPGTrainer":
-        from cdpg.threads import limit_spinning
+        from cdpg.system.threads import limit_spinning
 
         limit_spinning()  # has an effect only before torch is loaded
-        from cdpg.trainer import CDPGTrainer
+        from cdpg.training.trainer import CDPGTrainer
 
         return CDPGTrainer
     raise AttributeError(f"module 'cdpg' has no attribute {name!r}")

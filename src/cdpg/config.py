@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from cdpg.errors import UserError
-from cdpg.foreign_names import unknown_setting
+from cdpg.messages.foreign_names import unknown_setting
 
 Method = Literal["cdpg", "dpg", "reinforce", "ziegler"]
 T = TypeVar("T")

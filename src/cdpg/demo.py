@@ -18,7 +18,7 @@ from torch import Tensor
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.config import Method
 from cdpg.models.tabular import TabularModel
-from cdpg.target import log_target
+from cdpg.target.target import log_target
 
 CONTEXTS = ("first", "second")
 METHODS: tuple[Method, ...] = ("cdpg", "dpg", "reinforce", "ziegler")

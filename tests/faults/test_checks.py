@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 import naughty
-from cdpg.constraints import entities, numerals, python_code
+from cdpg.tasks.summarization import constraint as entities
+from cdpg.tasks.translation import constraint as numerals
+from cdpg.tasks.code import constraint as python_code
 from cdpg.constraints.judge import Judge, Verdicts
-from cdpg.contexts import Context
-from cdpg.workers.limits import Limits
-from cdpg.workers.pool import Pool
+from cdpg.contexts.contexts import Context
+from cdpg.sandbox.limits import Limits
+from cdpg.sandbox.pool import Pool
 from hostile import BAD, fuzzed
 
 CONSTRAINTS = (

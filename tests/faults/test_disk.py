@@ -14,8 +14,8 @@ import pytest
 from aftermath import finish, result
 from victim import EPOCHS, Keeper, events_of, log_of
 
-from cdpg.checkpoints import CorruptCheckpoint, latest_checkpoint, load_checkpoint
-from cdpg.runlog import RunFolder
+from cdpg.storage.checkpoints import CorruptCheckpoint, latest_checkpoint, load_checkpoint
+from cdpg.storage.run_folder import RunFolder
 
 Note = Callable[[str, object], None]
 

@@ -16,13 +16,14 @@ import torch
 import yaml
 
 import tiny
-from cdpg import CDPGConfig, CDPGTrainer, provenance, schedule
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.storage import provenance, schedule
 from cdpg.errors import Interrupted, RunError, UserError
-from cdpg.heldout import Examination
+from cdpg.evaluation.evaluator import Examination
 from cdpg.models.tabular import TabularModel
-from cdpg.optimization import Updater
-from cdpg.runlog import read_jsonl
-from cdpg.wording import on_command_line
+from cdpg.training.optimization import Updater
+from cdpg.storage.run_folder import read_jsonl
+from cdpg.messages.terms import on_command_line
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]

@@ -14,9 +14,9 @@ import pytest
 
 import tiny
 import warm
-from cdpg.checkpoints import load_checkpoint
-from cdpg.runlog import read_jsonl
-from cdpg.signals import GentleStop
+from cdpg.storage.checkpoints import load_checkpoint
+from cdpg.storage.run_folder import read_jsonl
+from cdpg.system.signals import GentleStop
 
 CHECKS = """
 import time

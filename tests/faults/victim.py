@@ -68,7 +68,7 @@ class Saboteur:
         for name in ("rename", "replace", "truncate", "unlink", "rmdir", "mkdir"):
             setattr(os, name, functools.partial(self.on_path, name, getattr(os, name)))
         os.open = functools.partial(self.opened, os.open)  # type: ignore[assignment]
-        from cdpg import checkpoints
+        from cdpg.storage import checkpoints
         from cdpg.models import tabular
 
         for module in (checkpoints, tabular):

@@ -1,7 +1,7 @@
 """Tries the mutants that mutmut makes of the mathematical core and shows those that no test notices.
 
     python tests/mutants/core.py                            # all of them
-    python tests/mutants/core.py --file src/cdpg/target.py  # those of one file
+    python tests/mutants/core.py --file src/cdpg/target/target.py  # those of one file
     python tests/mutants/core.py --name target-1a2b3c4d     # one of them
     python tests/mutants/core.py --again                    # those too that are known to live
 

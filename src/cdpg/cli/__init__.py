@@ -15,8 +15,8 @@ from rich.text import Text
 from cdpg.cli import checking, results, settings, tuning
 from cdpg.cli.options import app
 from cdpg.errors import CDPGError
-from cdpg.progress import plain_text
-from cdpg.threads import limit_spinning
+from cdpg.training.progress import plain_text
+from cdpg.system.threads import limit_spinning
 
 __all__ = ["app", "checking", "main", "results", "settings", "tuning"]
 """The modules are imported for their commands."""

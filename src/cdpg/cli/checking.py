@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg import memory
-from cdpg.advice import ENOUGH, Look, advise
+from cdpg.system import memory
+from cdpg.preflight.advice import ENOUGH, Look, advise
 from cdpg.cli.options import app, makes_job
 from cdpg.cli.output import note, plan, quiet_transformers, shown_text
-from cdpg.job import Job
-from cdpg.progress import duration, plain_text
+from cdpg.jobs.job import Job
+from cdpg.training.progress import duration, plain_text
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
-    from cdpg.dry import DryLook, Example
+    from cdpg.preflight.probe import DryLook, Example
 
 _MARKS = {"stop": "✗", "careful": "!", "fine": "✓"}
 
@@ -45,7 +45,7 @@ def check(
     console = Console(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
-    from cdpg.dry import take
+    from cdpg.preflight.probe import take
 
     quiet_transformers()
     note(console, plan(job, inputs))

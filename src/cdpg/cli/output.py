@@ -13,10 +13,10 @@ from rich.text import Text
 
 from cdpg.errors import CDPGError
 from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words, on_few
-from cdpg.job import Inputs, Job
-from cdpg.progress import plain_text
-from cdpg.runlog import RunFolder, read_json
-from cdpg.tables import print_models
+from cdpg.jobs.job import Inputs, Job
+from cdpg.training.progress import plain_text
+from cdpg.storage.run_folder import RunFolder, read_json
+from cdpg.cli.tables import print_models
 
 
 def console_of_main() -> Console:

@@ -16,22 +16,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg.chats import as_chats, notices_on_prompts
+from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.options import Chat, ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, System, app
 from cdpg.cli.output import console_of_main, note, quiet_transformers, show, shown_text
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.contexts import Context, fingerprint
+from cdpg.contexts.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.evaluation.unseen import contexts_in_words, on_few
-from cdpg.job import Inputs, Job, gather, prompting, without_task
+from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
 from cdpg.models.names import locate, require_model
 from cdpg.report.values import is_chat
-from cdpg.rows import Notify
-from cdpg.runlog import RunFolder, mapping, read_json, read_jsonl, sequence
-from cdpg.tables import print_models
+from cdpg.contexts.reading import Notify
+from cdpg.storage.run_folder import RunFolder, mapping, read_json, read_jsonl, sequence
+from cdpg.cli.tables import print_models
 from cdpg.tasks import TASKS
-from cdpg.wording import on_command_line
+from cdpg.messages.terms import on_command_line
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
 """Settings of a run that its samples depend on."""
@@ -98,9 +98,9 @@ def evaluate(
         inputs = job.load(tell, to_tune=False)
         own = _is_own(job, inputs, known, tell)
         target = output or (folder.evaluation if own else _elsewhere())
-        from cdpg.card import write_evaluation
-        from cdpg.comparison import evaluate_model
-        from cdpg.runlog import costs, read_tuned_on, write_json
+        from cdpg.storage.card import write_evaluation
+        from cdpg.jobs.comparison import evaluate_model
+        from cdpg.storage.run_folder import costs, read_tuned_on, write_json
 
         quiet_transformers()
         result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, read_tuned_on(folder))
@@ -243,8 +243,8 @@ def sample(
     prefix, stop = prompting(run)
     require_model(locate(path))  # before torch is loaded
     from cdpg.models.loading import load_model
-    from cdpg.sampling import assemble, sample_chunks
-    from cdpg.uniforms import UniformStream
+    from cdpg.models.sampling import assemble, sample_chunks
+    from cdpg.models.uniforms import UniformStream
 
     quiet_transformers()
     language_model = load_model(path, config)
@@ -289,7 +289,7 @@ def push(
       cdpg push runs/short me/short-answers --private
     """
     path, _ = model_of(str(run))
-    from cdpg.hub import push_folder
+    from cdpg.storage.hub import push_folder
 
     quiet_transformers()
     show(Console(), [f"uploaded: {push_folder(Path(path), repo_id, True if private else None)}"])

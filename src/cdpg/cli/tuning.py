@@ -16,10 +16,10 @@ from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.unseen import contexts_in_words, on_few
-from cdpg.job import Job
-from cdpg.overwriting import require_place
-from cdpg.runlog import RunFolder
-from cdpg.tables import print_models
+from cdpg.jobs.job import Job
+from cdpg.storage.overwriting import require_place
+from cdpg.storage.run_folder import RunFolder
+from cdpg.cli.tables import print_models
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder; without effect on --resume.")
@@ -52,7 +52,7 @@ def run(
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
-    from cdpg.comparison import make_trainer
+    from cdpg.jobs.comparison import make_trainer
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))
@@ -87,7 +87,7 @@ def compare(
     job = dataclasses.replace(job, settings=job.settings.replace(evaluate_at_end=True))  # all runs together
     console = console_of_main()
     inputs = job.load(lambda text: note(console, text))
-    from cdpg import comparison
+    from cdpg.jobs import comparison
 
     quiet_transformers()
     runs = list(comparison.comparison_runs(job, names, seeds))

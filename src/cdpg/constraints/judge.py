@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdpg.constraints.named import load_constraint
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
-from cdpg.workers.coroutines import EventLoop
-from cdpg.workers.frames import is_plain
-from cdpg.workers.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
-from cdpg.workers.limits import Limits
-from cdpg.workers.pool import CannotStart, Failure, Outcomes, Pool
-from cdpg.workers.worker import in_words, one_for_each, shown, told
+from cdpg.sandbox.coroutines import EventLoop
+from cdpg.sandbox.protocol import is_plain
+from cdpg.sandbox.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
+from cdpg.sandbox.limits import Limits
+from cdpg.sandbox.pool import CannotStart, Failure, Outcomes, Pool
+from cdpg.sandbox.worker import in_words, one_for_each, shown, told
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion, or None

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from cdpg.constraints.entities import distinct_2
-from cdpg.contexts import Context
+from cdpg.tasks.summarization.constraint import distinct_2
+from cdpg.contexts.contexts import Context
 from cdpg.evaluation.statistics import Array, Statistic
-from cdpg.workers.reader import Apply, directly
+from cdpg.sandbox.reader import Apply, directly
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdpg.contexts import Context
-from cdpg.evaluation.divergence import kl_policy_base, kl_target_policy
+from cdpg.contexts.contexts import Context
+from cdpg.target.divergence import kl_policy_base, kl_target_policy
 from cdpg.evaluation.measures import Measured
-from cdpg.evaluation.statistics import (
-    Array,
-    Statistic,
-    context_means,
-    deviation_statistic,
-    mean_statistic,
-    quotient,
-)
-from cdpg.objectives.base import Epoch
-from cdpg.target import log_target
+from cdpg.evaluation.statistics import Array, Statistic, context_means, deviation_statistic, mean_statistic, quotient
+from cdpg.methods.base import Epoch
+from cdpg.target.target import log_target
 
 SHOWN = 4
 """Outputs of a context that are shown, where examples are."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 
 Prompt = tuple[int, ...]
 """The token ids a context becomes."""

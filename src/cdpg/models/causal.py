@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from cdpg.models.base import Prompt
-from cdpg.models.cache import RowLayer, Shared
+from cdpg.models.fast.cache import RowLayer, Shared
 from cdpg.models.transformer import State, TransformerModel, pad
 
 

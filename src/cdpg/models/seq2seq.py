@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
-from cdpg.models.cache import PrefixLayer, RowLayer, Shared
-from cdpg.models.text import Codec
+from cdpg.models.fast.cache import PrefixLayer, RowLayer, Shared
+from cdpg.models.codec import Codec
 from cdpg.models.transformer import State, TransformerModel, pad
 
 

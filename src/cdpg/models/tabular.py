@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
 

@@ -13,36 +13,13 @@ from typing import Any
 
 from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.evaluation.unseen import warning
-from cdpg.report.charts import (
-    Chart,
-    Line,
-    capital,
-    compact,
-    draw_lines,
-    draw_stacks,
-    mark_level,
-    plain,
-    stem,
-    use_log,
-)
+from cdpg.report.charts import Chart, Line, capital, compact, draw_lines, draw_stacks, mark_level, plain, stem, use_log
 from cdpg.report.frequencies import frequencies, token_ranks
-from cdpg.report.series import (
-    Clock,
-    Series,
-    base_along,
-    clock_of,
-    contexts_along,
-    evaluated,
-    log10_weights,
-    logged,
-    pairs,
-    seconds_by_stage,
-    thinned,
-)
+from cdpg.report.series import Clock, Series, base_along, clock_of, contexts_along, evaluated, log10_weights, logged, pairs, seconds_by_stage, thinned
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import METHODS, STAGES, Style
 from cdpg.report.values import count, mean, short
-from cdpg.runlog import mapping, sequence
+from cdpg.storage.run_folder import mapping, sequence
 
 _POOLS = " Here each point has a pool of its own, of the base and that run; the base's level is of the last."
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from cdpg.report.remarks import DISTANCE, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import Interval, short
-from cdpg.starvation import NEARLY_ALWAYS
+from cdpg.training.starvation import NEARLY_ALWAYS
 
 TOO_DEAR = 3.0
 """KL(π, a) over what the same satisfaction would have cost a mixture of the base and the ideal model."""

@@ -11,8 +11,8 @@ from typing import Literal
 
 from cdpg.report.remarks import NOTHING_LEARNT, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import mean
-from cdpg.starvation import LEAST_COVERAGE
-from cdpg.wording import term
+from cdpg.training.starvation import LEAST_COVERAGE
+from cdpg.messages.terms import term
 
 END_SHARE = 0.1
 """What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""

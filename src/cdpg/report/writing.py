@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdpg import files
+from cdpg.system import files
 from cdpg.errors import RunError, UserError
 
 

@@ -6,9 +6,9 @@ import difflib
 
 from cdpg.errors import UserError
 from cdpg.tasks.base import Preset, Task
-from cdpg.tasks.code import COMPILABILITY, PEP8
-from cdpg.tasks.summarization import ENTITIES
-from cdpg.tasks.translation import NUMBERS
+from cdpg.tasks.code.task import COMPILABILITY, PEP8
+from cdpg.tasks.summarization.task import ENTITIES
+from cdpg.tasks.translation.task import NUMBERS
 
 TASKS = {task.name: task for task in (NUMBERS, ENTITIES, COMPILABILITY, PEP8)}
 DEFAULT_PRESET = "tiny"

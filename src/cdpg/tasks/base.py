@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdpg.contexts import Context
+from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measure
-from cdpg.rows import Notify
+from cdpg.contexts.reading import Notify
 
 if TYPE_CHECKING:  # it brings torch, and a task's name must be checked before that is loaded
-    from cdpg.sampling import StopRule
+    from cdpg.models.sampling import StopRule
 
 
 Row = Mapping[str, Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from cdpg.contexts import Context, groups, whole_groups
+from cdpg.contexts.contexts import Context, groups, whole_groups
 from cdpg.errors import UserError, first_line
 from cdpg.tasks.base import Draw, OriginRow, Row
-from cdpg.wording import term
+from cdpg.messages.terms import term
 
 _CHUNK = 256
 """Rows that are looked at together."""

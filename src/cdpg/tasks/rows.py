@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from cdpg.contexts import Context, load_contexts
+from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.errors import UserError
-from cdpg.rows import Notify
+from cdpg.contexts.reading import Notify
 from cdpg.tasks.base import OriginRow, Row
-from cdpg.wording import term
+from cdpg.messages.terms import term
 
 
 def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:

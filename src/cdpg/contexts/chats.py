@@ -1,0 +1,49 @@
+"""Prompts for chat models: plain texts as messages of a user, and a notice where a chat model is sent plain texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cdpg.contexts.contexts import Context, Prompt
+from cdpg.errors import UserError
+from cdpg.messages.terms import for_caller
+
+
+def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Context]:
+    """Contexts whose plain prompts are the message of a user if ``chat`` is set, behind the message ``system`` if any.
+
+    A prompt that is a chat already stays as it is, but for ``system`` where it has no message of that role.
+    """
+    plain = next((context for context in contexts if isinstance(context.prompt, str)), None)
+    if system and not chat and plain is not None:
+        raise UserError(
+            f"system is set, and the prompt of row {plain.row} is a plain text, which has no place for it: "
+            + f"{for_caller('add --chat', 'set chat=True too')}, or put the text into the prompt itself"
+        )
+    if not chat and not system:
+        return list(contexts)
+    return [replace(context, prompt=_with_system(_as_chat(context.prompt), system)) for context in contexts]
+
+
+def notices_on_prompts(tokenizer: Any, contexts: Sequence[Context]) -> list[str]:
+    """What to know if a model with a chat template is sent plain texts."""
+    plain = len({context.prompt for context in contexts if isinstance(context.prompt, str)})  # some are evaluated, too
+    if not plain or not getattr(tokenizer, "chat_template", None):
+        return []
+    count = f"the {plain:,} prompts are" if plain > 1 else "the prompt is"
+    return [
+        f"the model has a chat template, and {count} plain text, which it is sent as it stands: to send a user's "
+        f"message, {for_caller('add --chat', 'set chat=True in CDPGConfig')}, or give prompts as lists of messages"
+    ]
+
+
+def _as_chat(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
+    return ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
+
+
+def _with_system(messages: tuple[Mapping[str, Any], ...], system: str) -> tuple[Mapping[str, Any], ...]:
+    if not system or any(message["role"] == "system" for message in messages):
+        return messages
+    return ({"role": "system", "content": system}, *messages)

@@ -1,0 +1,233 @@
+"""Several models on the same held-out contexts, side by side: what ``evaluation.json`` and ``comparison.json`` hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdpg.config import CDPGConfig
+from cdpg.evaluation.catalogue import LEFT_OUT, METRICS, POOLED
+from cdpg.target.divergence import kl_target_policy_pooled
+from cdpg.evaluation.outcome import Outcome, ideal_means, model_means, outputs_of, partition_estimates, statistics_of, token_ranks
+from cdpg.evaluation.statistics import CONFIDENCE, RESAMPLES, Array, Statistic, difference, interval, mean_statistic, quotient, ratio, resample
+from cdpg.evaluation.unseen import APPLIED, TUNED_ON, warning
+from cdpg.target.target import log_target
+from cdpg.messages.terms import term
+
+BASE = "base"
+_OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")
+"""Metrics that compare an output with its context's reference."""
+_EXAMPLES = 8
+
+Scores = Mapping[tuple[str, str], Tensor]
+"""``[context, sample]`` log-probabilities under the first model of samples of the second, where they satisfy."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Models on the same contexts, the base first."""
+
+    outcomes: Mapping[str, Outcome]
+    statistics: Mapping[str, Mapping[str, Statistic]]
+    seed: int
+    failures_allowed: float
+    """Share of failed checks beyond which the figures are not to be relied upon."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What the files say beside the figures: task, command, versions."""
+    tuned_on: int | None = None
+    """How many of the contexts have a prompt that was tuned on; None where that is not known."""
+
+    @classmethod
+    def of(
+        cls,
+        outcomes: Mapping[str, Outcome],
+        scores: Scores,
+        config: CDPGConfig,
+        about: Mapping[str, Any],
+        tuned_on: int | None = None,
+    ) -> Evaluation:
+        """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
+        statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
+        absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
+        for found in statistics.values():
+            for name in absent:
+                del found[name]
+        for name, values in _pooled(outcomes, scores).items():
+            statistics[name][POOLED] = mean_statistic(values)
+        return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on)
+
+    def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """Every metric of every model with its interval."""
+        resamples = self._resamples()
+        return {
+            name: {metric: interval(statistic, resamples).to_mapping() for metric, statistic in found.items()}
+            for name, found in self.statistics.items()
+        }
+
+    def to_mapping(self, models: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """All of it. ``models`` maps some of the names to those of the file, the base's own being ``base``.
+
+        Without it the models stand together under ``models``.
+        """
+        names = models or {name: name for name in self.outcomes}
+        metrics = {names[name]: values for name, values in self.metrics().items() if name in names}
+        base = self.outcomes[BASE]
+        tuned = {name: shown for name, shown in names.items() if name != BASE}
+        return {
+            **self.about,
+            "decoding": "ancestral" if base.beams is None else "beam",
+            **self._on_contexts(),
+            "samples_per_context": base.table("b").shape[1],
+            "resamples": RESAMPLES,
+            "confidence": CONFIDENCE,
+            "seed": self.seed,
+            **(metrics if models else {"models": metrics}),
+            "changes": {shown: self._changes(name, BASE) for name, shown in tuned.items()},
+            **self._between(tuned),
+            **self._against_ideal(names),
+            "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
+            "partition": partition_estimates(base),
+            "notices": [
+                *(self._on_tuned_contexts() if tuned else ()),
+                *(notice for name, shown in tuned.items() for notice in self._on_distance(name, shown)),
+                *self._on_references(),
+                *(notice for name, shown in names.items() for notice in self._notices(name, shown)),
+            ],
+            "examples": [self._example(index, names) for index in self._example_indices()],
+        }
+
+    def _on_contexts(self) -> dict[str, Any]:
+        applies = torch.stack([~outcome.table("inapplicable").all(dim=1) for outcome in self.outcomes.values()])
+        return {
+            "contexts": len(self.outcomes[BASE].contexts),
+            TUNED_ON: self.tuned_on,
+            APPLIED: int(applies.any(dim=0).sum()),
+        }
+
+    def _on_tuned_contexts(self) -> Iterator[str]:
+        problem = warning(self._on_contexts())
+        if problem:
+            yield f"{problem}; give others to evaluate on with {term('eval_contexts')}"
+
+    def _on_references(self) -> Iterator[str]:
+        """How many contexts lack what some metrics compare with, where others have it."""
+        contexts = self.outcomes[BASE].contexts
+        lacking = sum(context.reference is None for context in contexts)
+        partial = [name for name in _OF_REFERENCES if name in self.statistics[BASE]]
+        if lacking and partial:
+            yield (
+                f"{lacking:,} of {len(contexts):,} contexts have no reference, and do not count in {', '.join(partial)}"
+            )
+
+    def _on_distance(self, name: str, shown: str) -> Iterator[str]:
+        """That a tuned model is no nearer to the ideal model than the base, by the pooled estimate."""
+        base, tuned = self.statistics[BASE].get(POOLED), self.statistics[name].get(POOLED)
+        if base is None or tuned is None:
+            return
+        change = difference(tuned, base, self._resamples())
+        if change.mean is None or change.mean <= 0:
+            return
+        ends = "" if change.low is None or change.high is None else f" [{change.low:+.2f}, {change.high:+.2f}]"
+        yield (
+            f"{shown}: no nearer to the ideal model than the base: pooled KL(p, π) {base.value():.2f} → "
+            f"{tuned.value():.2f} nats, {change.mean:+.2f}{ends}"
+        )
+
+    def _notices(self, name: str, shown: str) -> Iterator[str]:
+        """What is to be known of a model's figures, a sentence each."""
+        inapplicable = self.outcomes[name].table("inapplicable")
+        skipped, total = int(inapplicable.sum()), int((~inapplicable).sum())
+        failed = int(self.outcomes[name].table("failed").sum())
+        if failed:
+            many = ": too many for the figures to be relied upon" if failed > self.failures_allowed * total else ""
+            yield f"{shown}: the check failed on {failed:,} of {total:,} samples, which are left out{many}"
+        if skipped:
+            yield f"{shown}: no constraint applies to {skipped:,} of {skipped + total:,} samples, which are left out"
+        unmeasured = self.outcomes[name].unmeasured
+        if unmeasured:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in unmeasured.most_common())
+            yield (
+                f"{shown}: measuring the outputs failed {unmeasured.total():,} times ({kinds}), and what it would "
+                "have told is left out"
+            )
+
+    def _resamples(self) -> Array:
+        return resample(len(self.outcomes[BASE].contexts), self.seed)
+
+    def _between(self, tuned: Mapping[str, str]) -> dict[str, Any]:
+        """Every other tuned model against the first of them, where there are several."""
+        if len(tuned) < 2:
+            return {}
+        first, *others = tuned
+        return {"between": {tuned[first]: {tuned[name]: self._changes(name, first) for name in others}}}
+
+    def _changes(self, name: str, reference: str) -> dict[str, Any]:
+        """Difference from and ratio to another model, paired by context, in what the models may differ in."""
+        resamples, before = self._resamples(), self.statistics[reference]
+        return {
+            metric: {
+                "difference": difference(statistic, before[metric], resamples).to_mapping(),
+                "ratio": ratio(statistic, before[metric], resamples).to_mapping(),
+            }
+            for metric, statistic in self.statistics[name].items()
+            if metric in before and not (metric in METRICS and METRICS[metric].of_base)
+        }
+
+    def _against_ideal(self, names: Mapping[str, str]) -> dict[str, Any]:
+        resamples, ideal = self._resamples(), ideal_means(self.outcomes[BASE])
+        versus: dict[str, Any] = {}
+        for name, shown in names.items():
+            means = model_means(self.outcomes[name])
+            versus[shown] = {
+                metric: interval(_ratio_where_both(means[metric], values), resamples).to_mapping()
+                for metric, values in ideal.items()
+            }
+        figures = {name: interval(mean_statistic(values), resamples).to_mapping() for name, values in ideal.items()}
+        return {"ideal": figures, "versus_ideal": versus}
+
+    def _example_indices(self) -> list[int]:
+        """Contexts spread over the whole list."""
+        count = len(self.outcomes[BASE].contexts)
+        shown = min(_EXAMPLES, count)
+        return [index * count // shown for index in range(shown)]
+
+    def _example(self, index: int, names: Mapping[str, str]) -> dict[str, Any]:
+        context = self.outcomes[BASE].contexts[index]
+        return {
+            "row": context.row,
+            "prompt": context.prompt,
+            "columns": {key: value for key, value in context.columns.items() if isinstance(value, (str, int, float))},
+            "outputs": {shown: outputs_of(self.outcomes[name], index) for name, shown in names.items()},
+        }
+
+
+def _frequencies(outcome: Outcome) -> dict[str, Any]:
+    counters = {name: dict(counter.most_common()) for name, counter in outcome.measured.frequencies.items()}
+    return {**counters, "token_rank": token_ranks(outcome)}
+
+
+def _ratio_where_both(model: Array, ideal: Array) -> Statistic:
+    """Mean of the model over mean of the ideal, over the contexts where both are known."""
+    both = ~(np.isnan(model) | np.isnan(ideal))
+    return Statistic(np.where(both[:, None], np.stack([model, ideal], axis=1), 0.0), quotient)
+
+
+def _pooled(outcomes: Mapping[str, Outcome], scores: Scores) -> dict[str, Array]:
+    """KL(p_c, π_k) of every model, ``[context]``, from the pool of all samples of all models."""
+    log_p, valid = [], []
+    log_models: dict[str, list[Tensor]] = {name: [] for name in outcomes}
+    for source, outcome in outcomes.items():
+        log_a, log_q = outcome.table("log_a"), outcome.table("log_q")
+        log_p.append(log_target(log_a, outcome.table("b")))
+        valid.append(outcome.table("valid"))
+        for name in outcomes:
+            own = log_q if name == source else log_a if name == BASE else scores[name, source]
+            log_models[name].append(own)
+    table = torch.stack([torch.cat(parts, dim=1) for parts in log_models.values()])  # [model, context, pool]
+    divergences = kl_target_policy_pooled(torch.cat(log_p, dim=1), table, torch.cat(valid, dim=1))
+    return {name: values.numpy() for name, values in zip(outcomes, divergences, strict=True)}

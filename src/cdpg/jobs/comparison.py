@@ -1,0 +1,313 @@
+"""One task, several methods and seeds: a run for each, then all models side by side on the same contexts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from cdpg.storage import overwriting, schedule
+from cdpg.storage.card import write_evaluation
+from cdpg.config import CDPGConfig, read_yaml
+from cdpg.errors import RunError, UserError
+from cdpg.evaluation.results import BASE, Evaluation
+from cdpg.system.files import refuse_links
+from cdpg.evaluation.evaluator import TUNED, HeldOut
+from cdpg.jobs.job import Inputs, Job
+from cdpg.models.base import LanguageModel
+from cdpg.models.loading import load_model
+from cdpg.models.transformer import TransformerModel
+from cdpg.system.distributed import processes_in_all
+from cdpg.storage.provenance import how_to_resume, raise_if_stopped, versions
+from cdpg.contexts.reading import ignore_message
+from cdpg.storage.run_folder import RunFolder, costs, mapping, read_json, write_json, write_yaml
+from cdpg.system.signals import GentleStop
+from cdpg.training.trainer import CDPGTrainer
+from cdpg.messages.terms import term
+
+FILE = "comparison.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonRun:
+    """One run of a comparison."""
+
+    name: str
+    method: str
+    job: Job
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.job.settings.output_dir)
+
+    def is_done(self) -> bool:
+        """Whether this very run, with all its settings, has come to its end."""
+        if not (self.folder.model / "config.json").is_file():
+            return False
+        found = read_yaml(self.folder.config)
+        asked = {**self.job.inputs(), **self.job.settings.to_mapping()}
+        free = {"overwrite_output_dir", *(key for key in schedule.FOLLOWING if asked[key] is None)}
+        return all(found.get(key) == value for key, value in asked.items() if key not in free)
+
+
+def require_place(job: Job, runs: Sequence[ComparisonRun], resume: bool) -> None:
+    """Refuse folders that hold other runs, and any that leads elsewhere."""
+    refuse_links(Path(job.settings.output_dir), [FILE, *(run.name for run in runs)])
+    for run in runs:
+        if not resume:
+            overwriting.require_place(run.folder, run.job.settings.overwrite_output_dir, run.job.inputs().values())
+
+
+def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[ComparisonRun]:
+    """Every method with every seed, in folders of their own below the job's; the same number of samples for all."""
+    for method in methods:
+        for offset in range(seeds):
+            name = method if seeds == 1 else f"{method}-seed{offset}"
+            settings = job.settings.replace(
+                method=method,
+                seed=job.settings.seed + offset,
+                output_dir=str(Path(job.settings.output_dir) / name),
+                evaluate_at_end=False,
+            )
+            yield ComparisonRun(name, method, dataclasses.replace(job, settings=settings))
+
+
+def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
+    """The trainer of a job."""
+    return CDPGTrainer(
+        job.model,
+        inputs.constraints,
+        job.settings,
+        inputs.tuning,
+        inputs.held_out,
+        stop=inputs.stop,
+        measure=inputs.measure,
+        command=command,
+        inputs=job.inputs(),
+    )
+
+
+def carry_out(
+    job: Job,
+    inputs: Inputs,
+    runs: Sequence[ComparisonRun],
+    jobs: int,
+    resume: bool,
+    command: str | None,
+    tell: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
+    _tell_replaced(Path(job.settings.output_dir) / FILE, runs, tell)
+    with GentleStop() as stop:
+        if jobs > 1:
+            train_side_by_side(runs, jobs, command, resume, stop, tell)
+        else:
+            train_all(runs, inputs, command, resume, tell)
+        return compare(job, inputs, runs, command, tell, stop)
+
+
+def _tell_replaced(path: Path, runs: Sequence[ComparisonRun], tell: Callable[[str], None]) -> None:
+    """Say which models of an earlier comparison will not be in the file any more, while it can still be saved."""
+    models: Mapping[str, Any] = {}
+    with suppress(UserError):  # a damaged file is no loss
+        models = mapping(mapping(read_json(path)).get("models")) if path.is_file() else {}
+    others = [name for name in models if name not in {BASE, *(run.name for run in runs)}]
+    if others:
+        tell(
+            f"{str(path)!r} holds {', '.join(others)}, too, and will be replaced by a comparison of these runs alone: "
+            "copy it to keep it, or name all methods and seeds"
+        )
+
+
+def train_all(
+    runs: Sequence[ComparisonRun], inputs: Inputs, command: str | None, resume: bool, tell: Callable[[str], None]
+) -> None:
+    """Train what is not trained yet, one after the other."""
+    for number, run in enumerate(runs, start=1):
+        if resume and run.is_done():
+            tell(f"{run.name}: done before")
+            continue
+        tell(f"{run.name}: run {number} of {len(runs)}")
+        make_trainer(run.job, inputs, command).train(resume_from_checkpoint=resume)
+
+
+def train_side_by_side(
+    runs: Sequence[ComparisonRun],
+    jobs: int,
+    command: str | None,
+    resume: bool,
+    stop: GentleStop,
+    tell: Callable[[str], None],
+) -> None:
+    """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
+
+    Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
+    other. What a run says goes to ``output.txt`` in its folder. A signal is passed on to all of them.
+    """
+    if processes_in_all() > 1:
+        raise UserError(
+            f"{term('jobs')} starts runs by itself, and a launcher has started several processes already: drop one"
+        )
+    waiting = [run for run in runs if not (resume and run.is_done())]
+    waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
+    under_way: dict[str, subprocess.Popen[bytes]] = {}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                run = waiting.pop(0)
+                tell(f"{run.name}: started; its progress is in {_output(run)}")
+                under_way[run.name] = _start(run, resume, environment)
+            time.sleep(0.2)
+            if stop.received is not None:
+                situation = "stopped, and the runs under way have written checkpoints"
+                raise stop.interruption(situation, how_to_resume(command))
+            for run in [run for run in runs if run.name in under_way and under_way[run.name].poll() is not None]:
+                status = under_way.pop(run.name).returncode
+                if status != 0:
+                    raise RunError(f"the run {run.name} failed with status {status}: see {str(_output(run))!r}")
+                tell(f"{run.name}: done")
+    finally:
+        for process in under_way.values():
+            process.terminate()  # it ends its epoch and writes a checkpoint
+        for process in under_way.values():
+            process.wait()
+
+
+def _output(run: ComparisonRun) -> Path:
+    return run.folder.path / "output.txt"
+
+
+def _start(run: ComparisonRun, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A run by its own command."""
+    folder = run.folder.path
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder, ["job.yaml", _output(run).name])
+    write_yaml(folder / "job.yaml", {**run.job.inputs(), **run.job.settings.to_mapping()})
+    words = [sys.executable, "-m", "cdpg", "run", str(folder / "job.yaml"), "--no-report"]
+    words += ["--resume"] if resume else []
+    with _output(run).open("ab") as output:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+
+
+def compare(
+    job: Job,
+    inputs: Inputs,
+    runs: Sequence[ComparisonRun],
+    command: str | None,
+    tell: Callable[[str], None],
+    stop: GentleStop,
+) -> dict[str, Any] | None:
+    """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
+
+    Only the main process measures, tells and writes; the others, which take part, return None.
+    """
+    held_out = make_trainer(runs[0].job, inputs, command).held_out
+    models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
+    evaluation = _evaluated(held_out, models, job.task, command, tell, stop)
+    if evaluation is None:
+        return None
+    result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
+    if len({run.method for run in runs}) < len(runs):
+        result["seeds"] = _over_seeds(runs, result["models"])
+    write_json(Path(job.settings.output_dir) / FILE, result)
+    for run in runs:
+        with run.folder:
+            write_evaluation(run.folder, evaluation.to_mapping({BASE: BASE, run.name: TUNED}))
+    _tell_all(result["notices"], tell)
+    return result
+
+
+def evaluate_model(
+    job: Job,
+    inputs: Inputs,
+    model: str,
+    command: str | None,
+    tell: Callable[[str], None],
+    tuned_on: frozenset[str] | None,
+) -> dict[str, Any] | None:
+    """Any model beside the job's base, as ``evaluation.json`` has it; None but on the main process.
+
+    A model whose tokens are not the base's is refused: p is defined on those. ``tuned_on`` has digests of the prompts
+    that it was tuned on, if they are known.
+    """
+    held_out = dataclasses.replace(make_trainer(job, inputs, command).held_out, tuned_on=tuned_on)
+    loaded = load_model(model, job.settings)
+    _require_same_tokens(model, loaded, job.model, held_out)
+    found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell, GentleStop())
+    if found is None:
+        return None
+    result = found.to_mapping({BASE: BASE, TUNED: TUNED})
+    _tell_all(result["notices"], tell)
+    return result
+
+
+def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_out: HeldOut) -> None:
+    """Refuse a model that reads or writes other tokens than the base, before anything is sampled."""
+    base, length = held_out.base, held_out.config.max_completion_length
+    if not isinstance(model, TransformerModel) or not isinstance(base, TransformerModel):
+        return
+    differences = list(model.token_differences(base, held_out.contexts, length))
+    if differences:
+        raise UserError(
+            f"the model {name!r} cannot be evaluated beside the base {base_name!r}, on whose tokens the ideal model is "
+            f"defined: {'; '.join(differences)}; name the model's own base with {term('base')}"
+        )
+
+
+def _evaluated(
+    held_out: HeldOut,
+    models: Mapping[str, Callable[[], LanguageModel]],
+    task: str | None,
+    command: str | None,
+    tell: Callable[[str], None],
+    stop: GentleStop,
+) -> Evaluation | None:
+    """Saved models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
+    processes = held_out.processes
+
+    def heed_and_tell(text: str) -> None:
+        raise_if_stopped(stop, processes, "stopped before the evaluation was done", command)
+        if processes.is_main:
+            tell(text)
+
+    def tell_notices() -> None:
+        _tell_all(held_out.judge.notices, tell if processes.is_main else ignore_message)
+        held_out.judge.notices.clear()
+
+    tell_notices()
+    about = {"task": task, "command": command, "versions": versions(), "of_saved_model": True}
+    with closing(held_out):
+        found = held_out.evaluate(models, about, heed_and_tell)
+    tell_notices()
+    return found
+
+
+def _tell_all(notices: Sequence[str], tell: Callable[[str], None]) -> None:
+    for notice in notices:
+        tell(notice)
+
+
+def _loader(path: Path, config: CDPGConfig) -> Callable[[], LanguageModel]:
+    return lambda: load_model(str(path), config)
+
+
+def _over_seeds(runs: Sequence[ComparisonRun], models: dict[str, Any]) -> dict[str, Any]:
+    """Mean and extremes of each metric over the seeds of a method: the training's own variance."""
+    found: dict[str, Any] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        names = [run.name for run in runs if run.method == method]
+        found[method] = {}
+        for metric in models[names[0]]:
+            values = [models[name][metric]["mean"] for name in names]
+            known = [value for value in values if value is not None]
+            mean = sum(known) / len(known) if known else None
+            low, high = (min(known), max(known)) if known else (None, None)
+            found[method][metric] = {"mean": mean, "low": low, "high": high, "values": values}
+    return found

@@ -1,0 +1,251 @@
+"""What a command or a configuration file asks for: a task or a model, contexts and a constraint; and the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdpg.contexts.chats import as_chats
+from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
+from cdpg.constraints.named import load_constraint
+from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, count_tuned_on, groups, load_contexts, prompt_digests, whole_groups
+from cdpg.errors import UserError
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.messages.foreign_names import unknown_setting
+from cdpg.models.names import locate
+from cdpg.contexts.reading import Notify
+from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
+from cdpg.tasks.base import Draw, Task, satisfiable
+from cdpg.models.uniforms import UniformStream
+from cdpg.messages.terms import term
+
+if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
+    from cdpg.models.sampling import StopRule
+
+_ORIGIN = "origin"
+"""The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
+_OF_A_TASK = ("task", "preset", "constraint", "contexts", "eval_contexts", "prompt_column", "prompt_prefix")
+"""What a job says of its task, or in the place of what the task says."""
+_FEW = 50
+"""From fewer contexts none are held out."""
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a job's names stand for."""
+
+    tuning: list[Context]
+    held_out: list[Context]
+    constraints: list[Any]
+    measure: Measure
+    stop: StopRule | None
+
+    def count_tuned_on(self) -> int:
+        """How many of the contexts to evaluate on have a prompt that is tuned on."""
+        return count_tuned_on(self.held_out, set(prompt_digests(self.tuning)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run to be made, all of it given by names."""
+
+    model: str
+    """An embedded model, a hub id or a folder."""
+    constraint: tuple[str, ...]
+    """One or several ``module:function``."""
+    settings: CDPGConfig
+    task: str | None = None
+    """One of the tasks that come with the package; it fills in whatever is not given."""
+    preset: str = DEFAULT_PRESET
+    """The task's scale."""
+    contexts: str | None = None
+    """A CSV, JSONL, JSON or text file; the task's own by default. For code also a folder of Python sources."""
+    eval_contexts: str | None = None
+    """The same, held out; by default the task's own, or a tenth of the contexts."""
+    prompt_column: str | None = None
+    """The column of the contexts that holds the prompt, or for a task the text that goes into it."""
+    prompt_prefix: str | None = None
+    """Text before every prompt; the task's own by default."""
+    data_seed: int = 0
+    """Seeds which rows of a data set are taken and which contexts are held out: not ``seed``, so that runs with other
+    seeds are judged on the same contexts."""
+
+    def inputs(self) -> dict[str, Any]:
+        """All but the settings, as :meth:`from_mapping` takes it."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del values["settings"]
+        values["constraint"] = list(self.constraint)
+        return {key: value for key, value in values.items() if value is not None}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Job:
+        """From a flat mapping of everything; what is missing or unknown is reported at once."""
+        values = {key: value for key, value in values.items() if key != _ORIGIN}
+        own = {field.name for field in dataclasses.fields(cls)} - {"settings"}
+        problems = [unknown_setting(key, {*FIELDS, *own}) for key in values if key not in FIELDS and key not in own]
+        not_texts = list(_not_texts(values))
+        problems += not_texts
+        if values.get("task") is not None and not not_texts:
+            values = _filled_in(find_task(values["task"]), values)
+        needed = ("model", "contexts", "constraint") if values.get("task") is None else ()
+        missing = [key for key in needed if not values.get(key)]
+        if missing:
+            problems.append(
+                f"{_listed(missing)} must be given, by {_listed(map(term, missing))} or in the file; "
+                f"or give the name of a task (cdpg tasks lists them)"
+            )
+        if problems:
+            raise UserError("; ".join(problems))
+        constraint = values["constraint"]
+        return cls(
+            **{key: values[key] for key in _TEXTS if values.get(key) is not None},
+            constraint=(constraint,) if isinstance(constraint, str) else tuple(constraint),
+            settings=CDPGConfig.from_mapping({key: value for key, value in values.items() if key in FIELDS}),
+            data_seed=_seed(values.get("data_seed", 0)),
+        )
+
+    def load(self, notify: Notify, *, to_tune: bool = True) -> Inputs:
+        """Read contexts and import constraints; ``notify`` is told what is odd but allowed.
+
+        Not ``to_tune``: what is only tuned on is left unread, and the held-out contexts stand in its place.
+        """
+        locate(self.model)  # a name that is nearly an embedded one is told before anything else is loaded
+        constraints = [load_constraint(name) for name in self.constraint]
+        task = None if self.task is None else find_task(self.task)
+        chat = self.settings.chat, self.settings.system
+        tuning, held_out = (as_chats(part, *chat) for part in self._contexts(task, notify, to_tune))
+        if task is None:
+            return Inputs(tuning, held_out, constraints, TextMeasure(), None)
+        return Inputs(tuning, held_out, constraints, task.measure, task.stop)
+
+    def _contexts(self, task: Task | None, notify: Notify, to_tune: bool) -> tuple[list[Context], list[Context]]:
+        """Those to tune on and those held out."""
+        held_out = self._read(self.eval_contexts, task, notify) if self.eval_contexts else None
+        if held_out is not None and not to_tune:
+            return held_out, held_out
+        if self.contexts is not None:
+            tuning = self._read(self.contexts, task, notify)
+            if held_out is None:
+                return self._split(tuning, notify, self.settings.evaluates or not to_tune)
+        else:
+            assert task is not None
+            draw = Draw(self.data_seed, notify, task.usable)
+            rows = find_preset(task, self.preset).rows(draw)
+            tuning, own = (task.contexts(part, self.prompt_prefix or "") for part in rows)
+            if held_out is None:
+                return tuning, own
+        _tell_shared(tuning, held_out, notify)
+        return tuning, held_out
+
+    def _read(self, path: str, task: Task | None, notify: Notify) -> list[Context]:
+        """The contexts of a user's file or folder."""
+        prefix = self.prompt_prefix or ""
+        if task is None:
+            found = load_contexts(path, prompt_column=self.prompt_column or DEFAULT_COLUMN, notify=notify)
+            return [_prefixed(context, prefix) for context in found] if prefix else found
+        rows = task.read(path, self.prompt_column or task.column, notify)
+        usable = satisfiable(rows, Draw(self.data_seed, notify, task.usable))
+        return load_contexts(task.contexts(usable, prefix))
+
+    def _split(self, contexts: list[Context], notify: Notify, evaluates: bool) -> tuple[list[Context], list[Context]]:
+        """A seeded tenth of the contexts is held out, unless they are few; no group is on both sides."""
+        same = "none are held out" + (", and the evaluation uses the same ones" if evaluates else "")
+        if len(contexts) < _FEW:
+            notify(f"only {len(contexts)} contexts: {same}")
+            return contexts, contexts
+        numbers = groups(contexts)
+        order = UniformStream(self.data_seed, "held-out", 0).permutation(max(numbers) + 1).tolist()
+        chosen = whole_groups(numbers, order, min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE)))
+        if not chosen:
+            notify(f"all contexts are of one file or have one prompt: {same}; {term('eval_contexts')} names others")
+            return contexts, contexts
+        tuning = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
+        held_out = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
+        spare = len(held_out) - _MOST_HELD_OUT  # of a single large file
+        unused = f", and {spare:,} that belong with them are not used" if spare > 0 else ""
+        held_out = held_out[:_MOST_HELD_OUT]
+        notify(
+            f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation{unused}; "
+            f"{term('eval_contexts')} names others"
+        )
+        return tuning, held_out
+
+
+_TEXTS = frozenset(field.name for field in dataclasses.fields(Job)) - {"constraint", "settings", "data_seed"}
+"""What a job takes as a text."""
+
+
+def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
+    """The text before every prompt, and the rule that ends an output, of what a command or a run's file says."""
+    task = None if values.get("task") is None else find_task(str(values["task"]))
+    known = values if task is None else _filled_in(task, values)
+    return str(known.get("prompt_prefix") or ""), None if task is None else task.stop
+
+
+def without_task(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's values but for those that belong to its task, stand in their place, or are its preset's or defaults."""
+    task = None if values.get("task") is None else find_task(str(values["task"]))
+    preset = {} if task is None else find_preset(task, str(values.get("preset") or DEFAULT_PRESET)).settings
+    usual = CDPGConfig.from_mapping(preset).to_mapping()
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in _OF_A_TASK and not (key in usual and value == usual[key])
+    }
+
+
+def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the task's preset says, overlaid by what was given."""
+    preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
+    given = {key: value for key, value in values.items() if value is not None}
+    own = {"model": preset.model, "constraint": task.constraint, "prompt_prefix": preset.prefix}
+    return {**own, **preset.settings, **given}
+
+
+def _not_texts(values: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each value that should be a text and is not."""
+    for key, value in values.items():
+        if key in _TEXTS and not isinstance(value, str | None):
+            yield no_text(key, value)
+    constraint = values.get("constraint")
+    items = constraint if isinstance(constraint, (list, tuple)) else [constraint]
+    if constraint is not None and not all(isinstance(item, str) for item in items):
+        yield no_text("constraint", constraint, "module:function, or a list of those")
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"data_seed takes a whole number of at least 0, not {value!r}")
+    return value
+
+
+def _tell_shared(tuning: Sequence[Context], held_out: Sequence[Context], notify: Notify) -> None:
+    shared = count_tuned_on(held_out, set(prompt_digests(tuning)))
+    if shared:
+        notify(
+            f"{shared:,} of {len(held_out):,} contexts to evaluate on have a prompt that is tuned on, too: the "
+            f"evaluation is not of unseen contexts alone"
+        )
+
+
+def _prefixed(context: Context, prefix: str) -> Context:
+    if not isinstance(context.prompt, str):
+        raise UserError(f"row {context.row} is a chat, and prompt_prefix goes before a text: put it into the messages")
+    return dataclasses.replace(context, prompt=prefix + context.prompt)
+
+
+def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A file's settings, overlaid by the options that were given, overlaid by ``--set``."""
+    if config is not None and not config.is_file():
+        what = "is a folder" if config.is_dir() else "does not exist"
+        raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings")
+    values = read_yaml(config) if config is not None else {}
+    given = {key: value for key, value in options.items() if value is not None}
+    return {**values, **given, **parse_overrides(overrides, _TEXTS)}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,108 @@
+"""Beam search over any language model: 4 beams, length penalty 1, nothing blocked (section 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cdpg.system import memory
+from cdpg.models.base import LanguageModel, Prompt
+
+LENGTH_PENALTY = 1.0
+"""A finished sequence scores its log-probability over its length to this power."""
+
+
+@dataclass
+class _Search:
+    """The search for one context."""
+
+    beams: int
+    alive: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    finished: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+
+    def finish(self, log_prob: float, tokens: tuple[int, ...]) -> None:
+        """Keep a sequence if it is among the best."""
+        self.finished.append((log_prob / len(tokens) ** LENGTH_PENALTY, tokens))
+        self.finished.sort(key=lambda scored: -scored[0])
+        del self.finished[self.beams :]
+
+    def is_over(self, best_alive: float, length: int) -> bool:
+        """Whether what is alive, taken at its present length, can no longer enter the finished ones."""
+        full = len(self.finished) == self.beams
+        return full and best_alive / length**LENGTH_PENALTY <= self.finished[-1][0]
+
+
+@torch.inference_mode()
+def beam_search(
+    model: LanguageModel, prompts: Sequence[Prompt], max_length: int, beams: int, rows_per_pass: int
+) -> list[tuple[int, ...]]:
+    """The best sequence of each prompt, its end token included; one cut at ``max_length`` counts as it stands."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    at_once = max(1, rows_per_pass // beams)
+    found: dict[int, tuple[int, ...]] = {}
+    advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
+    with memory.needed_for("searching with beams", advice), model.sampling(min(len(prompts), at_once) * beams):
+        for start in range(0, len(order), at_once):
+            part = order[start : start + at_once]
+            best = _search(model, [prompts[index] for index in part], max_length, beams)
+            found.update(zip(part, best, strict=True))
+    return [found[index] for index in range(len(prompts))]
+
+
+def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, beams: int) -> list[tuple[int, ...]]:
+    searches = [_Search(beams) for _ in prompts]
+    going = list(range(len(prompts)))
+    context = torch.arange(len(prompts), device=model.device).repeat_interleave(beams)
+    decoding = model.start(prompts, context, max_length)
+    # All beams of a context start equal: only the first may branch.
+    log_probs = torch.full((len(prompts), beams), -math.inf, dtype=torch.float64)  # [context, beam]
+    log_probs[:, 0] = 0.0
+    for search in searches:
+        search.alive = [()] * beams
+    for length in range(1, max_length + 1):
+        steps = model.logits(decoding.hidden).cpu().double().log_softmax(dim=1)
+        candidates = log_probs[:, :, None] + steps.view(len(going), beams, -1)  # [context, beam, token]
+        rows, tokens, scores, stay = [], [], [], []
+        for place, index in enumerate(going):
+            kept = _step(searches[index], candidates[place], model.end_ids)
+            if length < max_length and not searches[index].is_over(kept[0][0], length):
+                stay.append(index)
+                rows += [place * beams + beam for _, beam, _ in kept]
+                tokens += [token for _, _, token in kept]
+                scores.append([score for score, _, _ in kept])
+            elif length == max_length:
+                for (score, _, _), sequence in zip(kept, searches[index].alive, strict=True):
+                    searches[index].finish(score, sequence)
+        going = stay
+        if not going:
+            break
+        decoding.keep(torch.tensor(rows, device=model.device))
+        decoding.advance(torch.tensor(tokens, device=model.device))
+        log_probs = torch.tensor(scores, dtype=torch.float64)
+    return [search.finished[0][1] for search in searches]
+
+
+def _step(search: _Search, candidates: Tensor, end_ids: frozenset[int]) -> list[tuple[float, int, int]]:
+    """One more token: ``[beam, token]`` log-probabilities to the new living beams, (log-probability, beam, token).
+
+    Of the best 2·beams candidates those that end and stand among the first ``beams`` are finished; the best of the
+    others live on. A vocabulary too small to fill all beams fills them with the impossible.
+    """
+    vocabulary = candidates.shape[1]
+    wanted = min(candidates.numel(), search.beams * (1 + len(end_ids)))
+    best = candidates.flatten().topk(wanted)
+    kept: list[tuple[float, int, int]] = []
+    for rank, (score, flat) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+        beam, token = divmod(flat, vocabulary)
+        if token in end_ids:
+            if rank < search.beams and score > -math.inf:
+                search.finish(score, (*search.alive[beam], token))
+        elif len(kept) < search.beams:
+            kept.append((score, beam, token))
+    kept += [(-math.inf, 0, 0)] * (search.beams - len(kept))
+    search.alive = [(*search.alive[beam], token) for _, beam, token in kept]
+    return kept

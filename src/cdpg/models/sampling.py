@@ -1,0 +1,259 @@
+"""Pure ancestral sampling: temperature 1, the whole vocabulary, and log q recorded as each token is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdpg.system import memory
+from cdpg.contexts.contexts import Context
+from cdpg.errors import RunError
+from cdpg.models.base import LanguageModel, Prompt, Rows
+from cdpg.models.uniforms import UniformStream
+
+_BLOCK = 256
+"""Tokens whose probabilities are summed together before the search goes into one of these blocks."""
+
+
+class StopRule(Protocol):
+    """Ends a sequence before its end token: the stopped sequence is then the outcome, for every model alike."""
+
+    watch: frozenset[str]
+    """The verdict can only change when one of these characters is in the last two tokens; empty: at any token."""
+
+    def cut(self, completion: str) -> str | None:
+        """The text of a completion that is to end here, without what lies beyond its end; None while it may go on."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that were sampled side by side; ``row`` counts context by context, ``slot · M + sample``."""
+
+    row: tuple[int, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    token_log_q: tuple[tuple[float, ...], ...]
+    ended: tuple[bool, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """M completions for each of N contexts; tensors live on the CPU."""
+
+    contexts: tuple[Context, ...]
+    prompts: tuple[Prompt, ...]
+    texts: tuple[tuple[str, ...], ...]
+    """``[context][sample]``."""
+    tokens: Tensor
+    """``[context, sample, token]``: token ids, 0 beyond the length."""
+    lengths: Tensor
+    """``[context, sample]``."""
+    token_log_q: Tensor
+    """``[context, sample, token]``, float64: log q of each token when it was drawn; 0 beyond the length."""
+    ended: Tensor
+    """``[context, sample]``: true where an end token or the stop rule ended it, false where the limit cut it."""
+
+    @property
+    def log_q(self) -> Tensor:
+        """``[context, sample]``, float64: log q(x | c)."""
+        return self.token_log_q.sum(dim=2)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.lengths.shape[0], self.lengths.shape[1]
+
+    def token_ids(self, context: int, sample: int) -> list[int]:
+        """The tokens that were drawn, the end token included. To tokenise the text again may give others."""
+        ids: list[int] = self.tokens[context, sample, : int(self.lengths[context, sample])].tolist()
+        return ids
+
+    def with_log_q(self, token_log_q: Tensor) -> Samples:
+        """The same samples with log q from elsewhere."""
+        return replace(self, token_log_q=token_log_q)
+
+    def rows(self, index: Tensor) -> Rows:
+        """Flat rows ``context · M + sample`` as the models take them."""
+        lengths = self.lengths.flatten()[index]
+        width = int(lengths.max()) if len(index) else 0
+        return Rows(index // self.shape[1], self.tokens.flatten(0, 1)[index, :width], lengths)
+
+
+def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse transform: one token a row and its log-probability, from ``[row, vocabulary]`` and ``[row]`` float64.
+
+    The cumulative sum runs in float64 over sums of blocks and then inside one block, so that what is drawn is
+    distributed as what is recorded however large the vocabulary; a token of probability 0 is never drawn.
+    """
+    vocabulary = logits.shape[1]
+    probabilities = logits.softmax(dim=1)
+    blocks = _block_sums(probabilities).double().cumsum(dim=1)  # [row, block]
+    total = blocks[:, -1:]
+    if not bool(total.isfinite().all()):
+        raise RunError("the model's probabilities are not finite: its weights hold NaN or have grown beyond bounds")
+    block, goal = _first_above(blocks, uniforms.to(total)[:, None] * total)
+    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
+
+    members = block * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [row, token of the block]
+    inside = probabilities.gather(1, members.clamp(max=vocabulary - 1)).double()
+    inside = inside.masked_fill_(members >= vocabulary, 0.0)
+    place, _ = _first_above(inside.cumsum(dim=1), goal - before)
+    log_probs = inside.gather(1, place).log() - total.log()
+    return (block * _BLOCK + place)[:, 0], log_probs[:, 0]
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    whole = weights.shape[1] // _BLOCK * _BLOCK
+    sums: Tensor = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
+    if whole < weights.shape[1]:
+        sums = torch.cat([sums, weights[:, whole:].sum(dim=1, keepdim=True)], dim=1)
+    return sums
+
+
+def _first_above(edges: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of ``[row, edge]`` cumulative sums above the goal; rounding cannot carry it past the last rise."""
+    top = edges[:, -1:]
+    goal = torch.minimum(goal, torch.nextafter(top, torch.zeros_like(top)))
+    return torch.searchsorted(edges, goal, right=True), goal
+
+
+@torch.inference_mode()
+def sample_chunks(
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    samples_per_context: int,
+    max_length: int,
+    uniforms: UniformStream,
+    rows_per_pass: int,
+    stop: StopRule | None = None,
+    first_slot: int = 0,
+) -> Iterator[Chunk]:
+    """Sample every context ``samples_per_context`` times, at most ``rows_per_pass`` rows side by side.
+
+    ``first_slot`` is the place in the epoch of the first prompt, so that processes that share an epoch draw what one
+    process would have drawn.
+    """
+    by_length = sorted(range(len(prompts)), key=lambda slot: len(prompts[slot]))
+    rows = [slot * samples_per_context + sample for slot in by_length for sample in range(samples_per_context)]
+    advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
+    with memory.needed_for("sampling", advice), model.sampling(min(len(rows), rows_per_pass)):
+        for start in range(0, len(rows), rows_per_pass):
+            part = np.array(rows[start : start + rows_per_pass])
+            slots, index = np.unique(part // samples_per_context, return_inverse=True)
+            batch = _Batch(model, [prompts[slot] for slot in slots], index, max_length, stop)
+            slot_of_row, sample_of_row = part // samples_per_context + first_slot, part % samples_per_context
+            for position in range(max_length):
+                drawn = uniforms.draw(slot_of_row[batch.alive], sample_of_row[batch.alive], position)
+                if not batch.step(torch.from_numpy(drawn), last=position + 1 == max_length):
+                    break
+            yield batch.chunk(part)
+
+
+class _Batch:
+    """The rows of one pass while they grow; a finished row leaves the computation."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Prompt],
+        context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        max_length: int,
+        stop: StopRule | None,
+    ) -> None:
+        self.model, self.prompts, self.context, self.stop = model, prompts, context, stop
+        self.alive = np.arange(len(context))
+        self.tokens: list[list[int]] = [[] for _ in context]
+        self.log_q: list[list[float]] = [[] for _ in context]
+        self.ended = [False] * len(context)
+        self.watched: dict[tuple[int, ...], bool] = {}
+        self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
+
+    def step(self, uniforms: Tensor, last: bool) -> bool:
+        """Draw one token for each living row; false when none is left to go on."""
+        logits = self.model.logits(self.decoding.hidden)
+        if logits.device.type == "mps":
+            logits = logits.cpu()  # there is no float64 there
+        tokens, log_q = draw_tokens(logits, uniforms)
+        for row, token, log_prob in zip(self.alive.tolist(), tokens.tolist(), log_q.tolist(), strict=True):
+            self.tokens[row].append(token)
+            self.log_q[row].append(log_prob)
+            self.ended[row] = token in self.model.end_ids or self._stopped(row)
+        living = [i for i, row in enumerate(self.alive) if not self.ended[row]]
+        if last or not living:
+            return False
+        if len(living) < len(self.alive):
+            kept = _few_moves(living)
+            self.alive, tokens = self.alive[kept], tokens[kept]
+            self.decoding.keep(torch.tensor(kept, device=self.model.device))
+        self.decoding.advance(tokens.to(self.model.device))
+        return True
+
+    def _stopped(self, row: int) -> bool:
+        if self.stop is None:
+            return False
+        if self.stop.watch and not self._is_watched(row):
+            return False
+        return self.stop.cut(self._text(row, self.tokens[row])) is not None
+
+    def _is_watched(self, row: int) -> bool:
+        """Whether the last two tokens hold a watched character; pairs come back often, and decoding them is slow."""
+        assert self.stop is not None
+        last = tuple(self.tokens[row][-2:])
+        known = self.watched.get(last)
+        if known is None:
+            known = self.watched[last] = not self.stop.watch.isdisjoint(self._text(row, last))
+        return known
+
+    def _text(self, row: int, tokens: Sequence[int]) -> str:
+        return self.model.decode(self.prompts[self.context[row]], tokens)
+
+    def _final_text(self, row: int) -> str:
+        """What the constraint sees: the text, up to where the stop rule ended it."""
+        text = self._text(row, self.tokens[row])
+        cut = self.stop.cut(text) if self.stop is not None else None
+        return text if cut is None else cut
+
+    def chunk(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Chunk:
+        return Chunk(
+            row=tuple(rows.tolist()),
+            tokens=tuple(map(tuple, self.tokens)),
+            token_log_q=tuple(map(tuple, self.log_q)),
+            ended=tuple(self.ended),
+            texts=tuple(self._final_text(row) for row in range(len(self.tokens))),
+        )
+
+
+def _few_moves(living: list[int]) -> list[int]:
+    """The living rows with as many as possible in their place: the last ones fill the gaps."""
+    count = len(living)
+    staying = {row for row in living if row < count}
+    movers = iter(row for row in living if row >= count)
+    return [row if row in staying else next(movers) for row in range(count)]
+
+
+def assemble(
+    contexts: Sequence[Context], prompts: Sequence[Prompt], chunks: Sequence[Chunk], samples_per_context: int
+) -> Samples:
+    """The chunks of an epoch as one record, in the order of the contexts whatever order they were sampled in."""
+    flat = {row: (chunk, i) for chunk in chunks for i, row in enumerate(chunk.row)}
+    ordered = [flat[row] for row in range(len(flat))]
+    count, width = len(ordered), max((len(chunk.tokens[i]) for chunk, i in ordered), default=0)
+    tokens, log_q = np.zeros((count, width), dtype=np.int64), np.zeros((count, width))
+    for row, (chunk, i) in enumerate(ordered):
+        length = len(chunk.tokens[i])
+        tokens[row, :length], log_q[row, :length] = chunk.tokens[i], chunk.token_log_q[i]
+    shape = (len(contexts), samples_per_context)
+    texts = [chunk.texts[i] for chunk, i in ordered]
+    return Samples(
+        contexts=tuple(contexts),
+        prompts=tuple(prompts),
+        texts=tuple(tuple(texts[i * shape[1] : (i + 1) * shape[1]]) for i in range(shape[0])),
+        tokens=torch.from_numpy(tokens).view(*shape, width),
+        lengths=torch.tensor([len(chunk.tokens[i]) for chunk, i in ordered], dtype=torch.long).view(shape),
+        token_log_q=torch.from_numpy(log_q).view(*shape, width),
+        ended=torch.tensor([chunk.ended[i] for chunk, i in ordered], dtype=torch.bool).view(shape),
+    )

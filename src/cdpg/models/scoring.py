@@ -1,0 +1,86 @@
+"""Scores of many completions within a bounded number of tokens at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cdpg.system import memory
+from cdpg.models.base import LanguageModel, Prompt, Rows
+from cdpg.models.sampling import Samples
+
+
+def plan_passes(samples: Samples, rows: Tensor, tokens_per_pass: int) -> list[Tensor]:
+    """Cut flat rows into passes of at most ``tokens_per_pass`` tokens, padding and prompts included.
+
+    Rows of one length beside each other waste little padding; rows of one context beside each other encode its prompt
+    once. Which matters more depends on the prompts, so the cheaper of the two orders is taken.
+    """
+    prompt_lengths = [len(prompt) for prompt in samples.prompts]
+    lengths = samples.lengths.flatten().tolist()
+    per_context = samples.shape[1]
+    orders = (
+        sorted(rows.tolist(), key=lambda row: (lengths[row], row)),
+        sorted(rows.tolist(), key=lambda row: (prompt_lengths[row // per_context], row // per_context, lengths[row])),
+    )
+    plans = [_cut(order, prompt_lengths, lengths, per_context, tokens_per_pass) for order in orders]
+    cheapest = min(plans, key=lambda plan: sum(part.cost for part in plan))
+    return [torch.tensor(part.rows) for part in cheapest]
+
+
+@dataclass
+class _Pass:
+    """Rows that are scored together."""
+
+    rows: list[int] = field(default_factory=list)
+    contexts: set[int] = field(default_factory=set)
+    longest_prompt: int = 0
+    longest: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Tokens, padding included."""
+        return len(self.contexts) * self.longest_prompt + len(self.rows) * self.longest
+
+    def with_row(self, row: int, context: int, prompt: int, length: int) -> _Pass:
+        return _Pass(
+            [*self.rows, row], self.contexts | {context}, max(self.longest_prompt, prompt), max(self.longest, length)
+        )
+
+
+def _cut(
+    order: Iterable[int], prompt_lengths: Sequence[int], lengths: Sequence[int], per_context: int, limit: int
+) -> list[_Pass]:
+    """Consecutive parts of ``order`` within the limit; a row alone may exceed it."""
+    parts: list[_Pass] = []
+    for row in order:
+        context = row // per_context
+        facts = row, context, prompt_lengths[context], lengths[row]
+        longer = parts[-1].with_row(*facts) if parts else None
+        if longer is not None and longer.cost <= limit:
+            parts[-1] = longer
+        else:
+            parts.append(_Pass().with_row(*facts))
+    return parts
+
+
+def prompts_and_rows(samples: Samples, part: Tensor) -> tuple[list[Prompt], Rows]:
+    """The prompts a pass needs, each once, and its rows."""
+    rows = samples.rows(part)
+    contexts, index = rows.context.unique(return_inverse=True)
+    return [samples.prompts[i] for i in contexts.tolist()], Rows(index, rows.tokens, rows.lengths)
+
+
+@torch.no_grad()
+def score_samples(model: LanguageModel, samples: Samples, rows: Tensor, tokens_per_pass: int) -> Tensor:
+    """``[context, sample, token]``, float64: log-probabilities of the tokens of some flat rows, 0 elsewhere."""
+    scores = torch.zeros(samples.tokens.shape, dtype=torch.float64)
+    flat = scores.flatten(0, 1)
+    for part in plan_passes(samples, rows, tokens_per_pass):
+        with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"):
+            log_probs = model.score(*prompts_and_rows(samples, part)).log_probs
+        flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)
+    return scores

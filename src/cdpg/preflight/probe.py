@@ -1,0 +1,218 @@
+"""A dry look: samples of the base for a few contexts, judged and timed, before hours are spent on a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from cdpg.system import memory
+from cdpg.preflight.advice import Look
+from cdpg.contexts.chats import notices_on_prompts
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
+from cdpg.contexts.contexts import Context, ContextStream
+from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
+from cdpg.jobs.job import Inputs, Job
+from cdpg.models.base import LanguageModel
+from cdpg.models.loading import load_model, load_policy_and_base
+from cdpg.models.sampling import Samples, assemble, sample_chunks
+from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
+from cdpg.models.uniforms import UniformStream
+from cdpg.sandbox.limits import Limits
+
+_TIMED_ROWS = 32
+"""Samples that are scored and differentiated for the time it takes."""
+_MOMENTS = 2
+"""What Adam holds for each weight that is tuned."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample to show."""
+
+    prompt: str
+    text: str
+    b: float
+
+
+@dataclass(frozen=True)
+class DryLook:
+    """What was seen."""
+
+    contexts: int
+    """Those that were sampled; ``look`` has the ones with a verdict."""
+    look: Look
+    pace: Pace
+    tokens: float
+    """Mean length of a completion."""
+    satisfying: Sequence[Example]
+    failing: Sequence[Example]
+    inapplicable: int
+    """Samples to which no constraint applies."""
+    failures: Counter[str]
+    """Failed checks by kind."""
+    failure: CheckFailure | None
+    """One of them."""
+    seconds: tuple[float, float]
+    """The whole run, if satisfaction stays as it is, and if every sample satisfied."""
+    seconds_evaluating: float
+    """Those of them that evaluations take."""
+    memory: float
+    """Bytes that a run should need in this process."""
+
+
+def take(job: Job, inputs: Inputs, count: int, tell: Tell) -> DryLook:
+    """Draw M samples of the base for ``count`` contexts, the first that the run would draw."""
+    with closing(Judge(inputs.constraints, Limits.of(job.settings))) as judge:  # first: it may have to fork
+        return _taken(job, inputs, count, judge, tell)
+
+
+def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> DryLook:
+    config = job.settings
+    judge.require_columns(inputs.tuning)
+    judge.require_columns(inputs.held_out)
+    # New adapters change nothing: the model with them is the base, and its gradient takes what theirs does.
+    base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
+    for notice in notices_on_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out]):
+        tell(notice)
+    prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
+    base.encode(inputs.held_out, config.max_completion_length)
+    chosen = ContextStream(inputs.tuning, config.seed).draw(0, min(count, len(inputs.tuning)))
+    contexts = [inputs.tuning[i] for i in chosen]
+    tell(f"drawing {config.num_generations} samples of {job.model} for each of {len(contexts)} contexts")
+    started = time.perf_counter()
+    stream = UniformStream(config.seed, "check", 0)
+    chunks = sample_chunks(
+        base, [prompts[i] for i in chosen], config.num_generations, config.max_completion_length, stream,
+        config.rows_per_pass, inputs.stop,
+    )  # fmt: skip
+    samples = assemble(contexts, [prompts[i] for i in chosen], list(chunks), config.num_generations)
+    sampling = (time.perf_counter() - started) / samples.lengths.numel()
+    tell("judging them")
+    verdicts, constraint = _judged(judge, samples)
+    for notice in judge.notices:
+        tell(notice)
+    tell("timing a gradient")
+    pace = Pace(sampling, constraint, *_timed_scores(base, samples, verdicts, config))
+    return _seen(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
+
+
+def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
+    """Verdicts on all samples, and the seconds for one, without the start of the workers."""
+    owners = [context for context in samples.contexts for _ in range(samples.shape[1])]
+    texts = [text for row in samples.texts for text in row]
+    tokens = [samples.token_ids(*divmod(row, samples.shape[1])) for row in range(len(texts))]
+    judge.collect(judge.submit(owners[:1], texts[:1], tokens[:1]))
+    started = time.perf_counter()
+    verdicts = judge.collect(judge.submit(owners, texts, tokens))
+    return verdicts, (time.perf_counter() - started) / len(texts)
+
+
+def _timed_scores(base: LanguageModel, samples: Samples, verdicts: Verdicts, config: CDPGConfig) -> tuple[float, float]:
+    """Seconds to score a sample, and to take its gradient; of satisfying ones where there are enough."""
+    order = sorted(range(len(verdicts.b)), key=lambda row: verdicts.b[row] == 0)
+    rows = torch.tensor(order[:_TIMED_ROWS])
+    started = time.perf_counter()
+    score_samples(base, samples, rows, config.tokens_per_pass)
+    scored = time.perf_counter()
+    with memory.needed_for("computing the gradient", f"lower tokens_per_pass (now {config.tokens_per_pass})"):
+        for part in plan_passes(samples, rows, config.tokens_per_pass):
+            base.score(*prompts_and_rows(samples, part)).log_prob().sum().backward()
+    done = time.perf_counter()
+    base.module.zero_grad()
+    return (scored - started) / len(rows), (done - scored) / len(rows)
+
+
+def _memory(base: LanguageModel, config: CDPGConfig) -> float:
+    """The most that was held so far, a gradient included, and what a run holds beside that.
+
+    With adapters the base needs no copy of its own, and Adam's moments are those of the adapters.
+    """
+    parameters = list(base.module.parameters())
+    tuned = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+    copied = 0 if config.lora_rank else sum(p.numel() * p.element_size() for p in parameters)
+    found = memory.peak()
+    return found.get("GPU memory", found["memory"]) + _MOMENTS * tuned + copied
+
+
+def _seen(
+    samples: Samples,
+    verdicts: Verdicts,
+    pace: Pace,
+    workers: int,
+    config: CDPGConfig,
+    inputs: Inputs,
+    memory_needed: float,
+) -> DryLook:
+    per_context = samples.shape[1]
+    without = verdicts.failures.keys() | verdicts.inapplicable
+    applicable = len(verdicts.b) - len(verdicts.inapplicable)
+    z, hits = [], []
+    for start in range(0, len(verdicts.b), per_context):
+        judged = [verdicts.b[row] for row in range(start, start + per_context) if row not in without]
+        if judged:
+            z.append(sum(judged) / len(judged))
+            hits.append(sum(b > 0 for b in judged) / len(judged))
+    look = Look(
+        method=config.method,
+        contexts_per_epoch=config.contexts_per_epoch,
+        samples=per_context,
+        z=z,
+        hits=hits,
+        failed=len(verdicts.failures) / max(1, applicable),
+        failed_allowed=config.check_failures,
+        ended=float(samples.ended.double().mean()),
+        seconds_sampling=pace.sampling,
+        seconds_constraint=pace.constraint,
+        workers=workers,
+    )
+    context = context_seconds(config, pace, inputs.measure.beams)
+    share = sum(hits) / len(hits) if hits else 0.0
+    low, high = (
+        run_seconds(config, epoch_seconds(config, pace, satisfying), context, len(inputs.held_out))
+        for satisfying in (share, 1.0)
+    )
+    evaluating = context * evaluated_contexts(config, len(inputs.held_out))
+    look = dataclasses.replace(look, evaluations=evaluating / low if low else 0.0)
+    rows = [row for row in range(len(verdicts.b)) if row not in without]
+    return DryLook(
+        contexts=samples.shape[0],
+        look=look,
+        pace=pace,
+        tokens=float(samples.lengths.double().mean()),
+        satisfying=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] > 0]),
+        failing=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] == 0]),
+        inapplicable=len(verdicts.inapplicable),
+        failures=Counter(failure.kind for failure in verdicts.failures.values()),
+        failure=next(iter(verdicts.failures.values()), None),
+        seconds=(low, high),
+        seconds_evaluating=evaluating,
+        memory=memory_needed,
+    )
+
+
+def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: int = 3) -> list[Example]:
+    """A few of the rows, of different contexts where that can be had."""
+    per_context = samples.shape[1]
+    spread = sorted(rows, key=lambda row: (row % per_context, row // per_context))
+    first: dict[int, int] = {}
+    for row in spread:
+        first.setdefault(row // per_context, row)
+    chosen = [*first.values(), *(row for row in spread if row not in first.values())][:count]
+    return [
+        Example(_prompt(samples.contexts[row // per_context]), samples.texts[row // per_context][row % per_context], b)
+        for row, b in ((row, verdicts.b[row]) for row in chosen)
+    ]
+
+
+def _prompt(context: Context) -> str:
+    """Text, or the last message of a chat."""
+    return context.prompt if isinstance(context.prompt, str) else str(context.prompt[-1].get("content", ""))

@@ -1,0 +1,183 @@
+"""The first half of an epoch: contexts → samples and log q → b → log a, put together over all processes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import CheckFailure, Judge, Pending
+from cdpg.contexts.contexts import Context
+from cdpg.models.base import LanguageModel, Prompt
+from cdpg.methods.base import Epoch
+from cdpg.system.distributed import Processes
+from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
+from cdpg.models.scoring import score_samples
+from cdpg.models.uniforms import UniformStream
+from cdpg.sandbox.pool import KINDS
+
+
+class Stopwatch:
+    """Seconds spent, by stage."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock, self._since = clock, clock()
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last lap to a stage."""
+        now = self._clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the constraint says of this process's samples."""
+
+    b: Tensor
+    """``[context, sample]``: 0 where there is no verdict."""
+    failures: dict[int, CheckFailure]
+    """By row of the flattened ``b``."""
+    inapplicable: list[int]
+    """Rows of the flattened ``b`` to which no constraint applies."""
+    exhausted: Counter[str]
+
+    @property
+    def failed(self) -> Tensor:
+        """``[context, sample]``: whether the check failed."""
+        return self._at(list(self.failures))
+
+    @property
+    def valid(self) -> Tensor:
+        """``[context, sample]``: whether there is a verdict."""
+        return ~self._at([*self.failures, *self.inapplicable])
+
+    def _at(self, rows: list[int]) -> Tensor:
+        marked = torch.zeros(self.b.numel(), dtype=torch.bool)
+        marked[rows] = True
+        return marked.view_as(self.b)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Draws an epoch's samples and has them judged and scored."""
+
+    policy: LanguageModel
+    base: LanguageModel
+    judge: Judge
+    config: CDPGConfig
+    processes: Processes
+    stop: StopRule | None = None
+    policy_is_base: bool = False
+    """The base itself is sampled: log a = log q, and nothing needs to be scored."""
+
+    def collect(
+        self,
+        number: int,
+        contexts: Sequence[Context],
+        prompts: Sequence[Prompt],
+        every_sample: bool,
+        watch: Stopwatch,
+        stream: str = "train",
+    ) -> Epoch:
+        """The record of one epoch; ``contexts`` and ``prompts`` are those of all processes.
+
+        The base scores the satisfying samples alone, unless ``every_sample`` is asked for.
+        """
+        share = self.processes.share(len(contexts))
+        own = [contexts[i] for i in share], [prompts[i] for i in share]
+        samples, checked = self._sample(number, *own, share.start, watch, stream)
+        b = checked.b
+        rows = torch.arange(b.numel())
+        if not self.policy.exact_sampling:
+            log_q = score_samples(self.policy, samples, rows, self.config.tokens_per_pass)
+            samples = samples.with_log_q(log_q)
+            watch.lap("sampling")
+        if self.policy_is_base:
+            token_log_a = samples.token_log_q
+        else:
+            needed = rows if every_sample else rows[b.flatten() > 0]
+            with self.base.as_base():
+                token_log_a = score_samples(self.base, samples, needed, self.config.tokens_per_pass)
+        watch.lap("base")
+        lengths = samples.lengths.double()
+        verdicts = [b, checked.valid.to(b), checked.failed.to(b)]
+        table = torch.stack([*verdicts, samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
+        joined = self.processes.join(table, share, len(contexts)).unbind(dim=2)
+        return Epoch(
+            number=number,
+            b=joined[0],
+            valid=joined[1] > 0,
+            failed=joined[2] > 0,
+            log_q=joined[3],
+            log_a=joined[4],
+            lengths=joined[5].long(),
+            samples=samples,
+            token_log_a=token_log_a,
+            first_context=share.start,
+            total=self.processes.total,
+            checks=self._counted(checked),
+            failures=checked.failures,
+        )
+
+    def _sample(
+        self,
+        number: int,
+        contexts: Sequence[Context],
+        prompts: Sequence[Prompt],
+        first_slot: int,
+        watch: Stopwatch,
+        stream: str,
+    ) -> tuple[Samples, Checked]:
+        """Samples of this process's contexts, and what the constraint says of them, which it does meanwhile."""
+        chunks: list[Chunk] = []
+        pending: list[Pending] = []
+        per_context = self.config.num_generations
+        for chunk in sample_chunks(
+            self.policy,
+            prompts,
+            per_context,
+            self.config.max_completion_length,
+            UniformStream(self.config.seed, stream, number),
+            self.config.rows_per_pass,
+            self.stop,
+            first_slot,
+        ):
+            chunks.append(chunk)
+            watch.lap("sampling")
+            owners = [contexts[row // per_context] for row in chunk.row]
+            pending.append(self.judge.submit(owners, chunk.texts, chunk.tokens))
+            watch.lap("constraint")
+        samples = assemble(contexts, prompts, chunks, per_context)
+        watch.lap("sampling")
+        checked = self._collect(chunks, pending, len(prompts))
+        watch.lap("constraint")
+        return samples, checked
+
+    def _collect(self, chunks: Sequence[Chunk], pending: Sequence[Pending], contexts: int) -> Checked:
+        b = torch.zeros(contexts * self.config.num_generations, dtype=torch.float64)
+        failures: dict[int, CheckFailure] = {}
+        inapplicable: list[int] = []
+        exhausted: Counter[str] = Counter()
+        for chunk, waiting in zip(chunks, pending, strict=True):
+            verdicts = self.judge.collect(waiting)
+            b[torch.tensor(chunk.row)] = torch.tensor(verdicts.b, dtype=torch.float64)
+            failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
+            inapplicable += [chunk.row[place] for place in verdicts.inapplicable]
+            exhausted += verdicts.exhausted
+        table = b.view(contexts, self.config.num_generations)
+        return Checked(table, dict(sorted(failures.items())), sorted(inapplicable), exhausted)
+
+    def _counted(self, checked: Checked) -> dict[str, int]:
+        """Failures and exhaustion by kind, over all processes; what did not occur is left out."""
+        failed = Counter(failure.kind for failure in checked.failures.values())
+        names = [*(f"failed_{kind}" for kind in KINDS), *(f"exhausted_{kind}" for kind in KINDS)]
+        own = [*(failed[kind] for kind in KINDS), *(checked.exhausted[kind] for kind in KINDS)]
+        counts = self.processes.total(torch.tensor(own)).tolist()
+        return {name: count for name, count in zip(names, counts, strict=True) if count}

@@ -1,0 +1,290 @@
+"""The model card, ``README.md`` beside the tuned weights: what it is, how it was made, what it measured, its limits.
+
+It is made from the run's files. Whatever comes from outside (names, commands) is shown as code, without characters that
+steer a reader's terminal or end the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cdpg.system import files
+from cdpg.config import read_yaml
+from cdpg.errors import RunError, UserError
+from cdpg.evaluation.catalogue import METRICS, fixed
+from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
+from cdpg.models.names import EMBEDDED
+from cdpg.training.progress import plain_text
+from cdpg.storage.run_folder import RunFolder, costs, mapping, read_json, sequence, write_json
+from cdpg.storage.usage import is_hub_id, program, settings_in_words
+
+FILE = "README.md"
+_METHODS = {
+    "cdpg": "conditional distributional policy gradients",
+    "dpg": "distributional policy gradients with one constant for all contexts",
+    "reinforce": "Reinforce, which maximises the constraint alone",
+    "ziegler": "PPO with a penalty on the distance from the base",
+}
+
+
+def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a run's figures, its costs with them, and its model's card anew; what was written."""
+    figures = {**result, "costs": {"tuned": costs(run)}}
+    try:
+        files.make_folder(run.path)  # a trainer may evaluate before it has trained
+    except OSError as error:
+        raise RunError(f"cannot make the folder {str(run.path)!r}: {error.strerror or error}") from error
+    write_json(run.evaluation, figures)
+    if run.model.is_dir():
+        write_card(run.model, run)
+    return figures
+
+
+def write_card(model: Path, run: RunFolder) -> None:
+    """Write the card of the model in folder ``model``, which ``run`` has made; whole or not at all."""
+    if not run.config.is_file():
+        return  # not a run's model: there is nothing to say
+    try:
+        settings, spent = read_yaml(run.config), costs(run)
+        evaluation = read_json(run.evaluation) if run.evaluation.is_file() else {}
+    except UserError:
+        return  # someone has changed the files by hand: no reason to lose the model that was to be described
+    if mapping(mapping(mapping(evaluation).get("costs")).get("tuned")).get("epochs") != spent["epochs"]:
+        evaluation = {}  # of the model as it was before the run was continued
+    kind = read_json(model / "config.json") if (model / "config.json").is_file() else None
+    text = card(settings, evaluation, spent, kind)
+    try:
+        files.replace_file(model / FILE, text.encode("utf-8"))
+    except OSError as error:
+        raise RunError(f"cannot write {str(model / FILE)!r}: {error.strerror or error}; free some space") from error
+
+
+def card(
+    settings: Mapping[str, Any], evaluation: Mapping[str, Any], spent: Mapping[str, float], kind: Any = None
+) -> str:
+    """The card, from ``config.yaml``, ``evaluation.json`` or nothing, the run's costs, the model's ``config.json``."""
+    origin = mapping(settings.get("origin"))
+    base = str(origin.get("model") or settings.get("model") or "unknown")
+    parts = [
+        _front_matter(base, settings, kind),
+        f"# {_code(base)}, tuned to satisfy {_constraints(settings)}",
+        _summary(base, settings, spent),
+        _figures(evaluation),
+        _use(kind, settings, evaluation),
+        _repetition(origin),
+        _limits(evaluation),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
+    """What the hub reads."""
+    from huggingface_hub import ModelCardData
+
+    tags = ["cdpg", "controlled-generation", str(settings.get("method", "cdpg")), settings.get("task")]
+    known = base_on_hub(base, settings)
+    writes_on = kind is not None and not mapping(kind).get("is_encoder_decoder")
+    facts = ModelCardData(
+        base_model=known,
+        base_model_relation="finetune" if known else None,
+        library_name="cdpg" if kind is None else "transformers",
+        tags=[plain_text(str(tag), limit=60) for tag in tags if tag],  # a name neither ends the block nor adds a key
+        pipeline_tag="text-generation" if writes_on else None,
+    )
+    return f"---\n{facts.to_yaml()}\n---"
+
+
+def base_on_hub(base: str, settings: Mapping[str, Any]) -> str | None:
+    """The base's name on the hub, which takes no other there; None where it came from a folder or a program."""
+    sampling = mapping(mapping(settings.get("origin")).get("sampling"))
+    if "hub_id" in sampling:
+        known = sampling["hub_id"]
+        return known if isinstance(known, str) and is_hub_id(known) else None
+    embedded = (EMBEDDED / base).is_dir()  # of a run that did not record it
+    return base if is_hub_id(base) and base != "unknown" and not embedded else None
+
+
+def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float]) -> str:
+    method = str(settings.get("method", "cdpg"))
+    origin = mapping(settings.get("origin"))
+    contexts = mapping(origin.get("contexts")).get("count")
+    rows = [
+        ("base", _code(base)),
+        ("constraint", _constraints(settings)),
+        ("task", _code(settings["task"]) if settings.get("task") else ""),
+        ("method", f"{_code(method)}: {_METHODS[method]}" if method in _METHODS else _code(method)),
+        ("contexts to tune on", f"{contexts:,}" if isinstance(contexts, int) else ""),
+        ("epochs", f"{spent['epochs']:,.0f}"),
+        ("samples drawn", f"{spent['samples']:,.0f}"),
+        ("learning rate", _code(settings.get("learning_rate", ""))),
+        ("longest completion", f"{_code(settings.get('max_completion_length', ''))} tokens"),
+        ("text before every prompt", _code(settings["prompt_prefix"]) if settings.get("prompt_prefix") else ""),
+    ]
+    return (
+        "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c): the distribution that always satisfies the constraint b "
+        "and is otherwise as close as possible to the base a.\n\n"
+        + _table(("", ""), [(name, value) for name, value in rows if value])
+    )
+
+
+def _figures(evaluation: Mapping[str, Any]) -> str:
+    base, tuned = mapping(evaluation.get("base")), mapping(evaluation.get("tuned"))
+    if not tuned:
+        return "## Figures\n\nThe model has not been evaluated."
+    names = [name for name in METRICS if name in tuned] + [name for name in tuned if name not in METRICS]
+    rows = [
+        (
+            METRICS[name].label if name in METRICS else _code(name),
+            _interval(name, base.get(name)),
+            _interval(name, tuned.get(name)),
+            (METRICS[name].better or "") if name in METRICS else "",
+        )
+        for name in names
+    ]
+    confidence = evaluation.get("confidence")
+    share = f"{confidence:.0%} intervals" if isinstance(confidence, float) else "intervals"
+    told = (plain_text(notice, limit=400) for notice in sequence(evaluation.get("notices")) if isinstance(notice, str))
+    problems = [warning(evaluation), *(text for text in told if text.startswith("tuned: "))]
+    return (
+        "## Figures\n\n"
+        + "".join(f"> **Warning:** {problem}.\n\n" for problem in problems if problem)
+        + f"On {contexts_in_words(evaluation)}, {_count(evaluation.get('samples_per_context'))} samples each, "
+        f"with {share} over contexts. {_sentence(on_few(evaluation))}"
+        "KL(p, π) is the distance from the ideal model, KL(π, a) that from the base.\n\n"
+        + _table(("metric", "base", "tuned", "better"), rows)
+    )
+
+
+def _interval(metric: str, value: Any) -> str:
+    figures = mapping(value)
+    digits = METRICS[metric].digits if metric in METRICS else 3
+    numbers = [figures.get(key) for key in ("mean", "low", "high")]
+    mean, low, high = (fixed(number, digits) if isinstance(number, (int, float)) else None for number in numbers)
+    if mean is None:
+        return "–"
+    return mean if low is None or high is None else f"{mean} ({low} to {high})"
+
+
+def _sentence(text: str) -> str:
+    """With a capital and a full stop, before another one; nothing of nothing."""
+    return f"{text[0].upper()}{text[1:]}. " if text else ""
+
+
+def _use(kind: Any, settings: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    """How to sample the model as the figures were made, in Python that stands by itself."""
+    if kind is None:
+        return ""
+    sampling = mapping(mapping(settings.get("origin")).get("sampling"))
+    if not sampling:  # a run from before it was recorded
+        sampling = {"seq2seq": bool(mapping(kind).get("is_encoder_decoder"))}
+    notes = [*_on_use(sampling, settings), *_on_weights(mapping(sampling.get("weights")), evaluation)]
+    return "\n\n".join(["## Use", _fenced(program(sampling, settings), "python"), *notes])
+
+
+def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    """What to know of the program, a paragraph each."""
+    yield (
+        "This draws as the figures were made: from all of the model's distribution, which is what was tuned. The "
+        "folder's `generation_config.json` says the same."
+    )
+    if sampling.get("system") is True:
+        yield (
+            "The prompts that the model was tuned on carried system messages of their own, which differ: give the "
+            "model one like them, or the figures do not hold."
+        )
+    own = mapping(sampling.get("generation_settings"))
+    if own:
+        yield (
+            f"The base came with other generation settings, which are not kept: {_code(settings_in_words(own))}. Pass "
+            "them to `generate` to have them back; the figures do not hold for them."
+        )
+    stop = mapping(sampling.get("stop"))
+    if stop and not stop.get("code"):
+        yield (
+            f"**Outputs were ended by a rule of the run's own, {_code(stop.get('name'))}, which the program above "
+            "lacks**: end them likewise, or the figures do not hold."
+        )
+    if mapping(settings.get("origin")).get("adapters"):
+        yield (
+            "The adapters that were trained are merged into the weights. `adapter/` holds them alone, to be put on the "
+            'base: `PeftModel.from_pretrained(base, name, subfolder="adapter")`.'
+        )
+
+
+def _on_weights(weights: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[str]:
+    """What became of the type of the weights, where it is not what it was all along."""
+    original, saved = weights.get("original"), weights.get("saved")
+    if original and original != saved:
+        yield f"The base's weights are {_code(original)}; these are saved as {_code(saved)}, as they were trained."
+    elif original and original not in ("float32", "float64"):
+        text = f"The weights were trained in float32 and are saved in the base's type, {_code(saved)}"
+        if "of_saved_model" in evaluation:  # an older file does not say it
+            measured = "the saved weights" if evaluation["of_saved_model"] else "the weights before rounding"
+            text += f"; the figures are of {measured}"
+        yield f"{text}."
+
+
+def _repetition(origin: Mapping[str, Any]) -> str:
+    known = mapping(origin.get("versions")).items()
+    versions = ", ".join(f"{_code(name)} {_code(version)}" for name, version in known)
+    lines = ["## How it was made"]
+    if origin.get("command"):
+        lines.append(_block(str(origin["command"])))
+    lines.append(f"Versions: {versions}." if versions else "")
+    return "\n\n".join(line for line in lines if line)
+
+
+def _limits(evaluation: Mapping[str, Any]) -> str:
+    sentences = [
+        "Satisfaction is raised, not guaranteed: check outputs where it matters.",
+        "The constraint is what its function checks and nothing more: neither truth nor safety was looked at.",
+        "What the base gets wrong, and its biases, remain; its licence and terms apply.",
+        _scope(evaluation),
+    ]
+    return "## Limits\n\n" + "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _scope(evaluation: Mapping[str, Any]) -> str:
+    """What the figures hold for."""
+    if not mapping(evaluation.get("tuned")):
+        return "Nothing was measured: evaluate the model before relying on it."
+    if warning(evaluation):
+        return "Contexts that were tuned on are among those measured: evaluate the model on new ones."
+    return "The figures hold for contexts like those measured."
+
+
+def _constraints(settings: Mapping[str, Any]) -> str:
+    given = settings.get("constraint") or mapping(settings.get("origin")).get("constraints") or []
+    names = [given] if isinstance(given, str) else list(given)
+    return " and ".join(_code(name) for name in names) or "a constraint"
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _code(value: Any) -> str:
+    """Foreign text as a code span: the backticks around it are one more than any in it; a bar would end its cell."""
+    text = plain_text(str(value), limit=300).replace("|", "¦").strip() or "–"
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _block(text: str) -> str:
+    """Foreign text as a block of code."""
+    return _fenced(plain_text(text, limit=4000))
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """A block of code, whose fence is longer than any in it."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "some"

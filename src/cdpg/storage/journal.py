@@ -1,0 +1,52 @@
+"""A run's logs and checkpoints: a checkpoint records how long the logs were, and a run that goes on cuts them there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cdpg.system import files
+from cdpg.storage import schedule
+from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
+from cdpg.config import CDPGConfig
+from cdpg.storage.run_folder import JsonlFile, RunFolder
+from cdpg.storage.snapshot import Trainable
+
+_LOGS = ("metrics", "samples", "evaluations", "failures")
+
+
+class Journal:
+    """Writes what a run leaves behind as it goes on; for the main process alone."""
+
+    def __init__(self, folder: RunFolder, trainable: Trainable, origin: Mapping[str, Any]) -> None:
+        self._folder, self._trainable, self._origin = folder, trainable, origin
+        self._logs = {name: JsonlFile(getattr(folder, name)) for name in _LOGS}
+
+    def append(self, log: str, record: Mapping[str, Any]) -> None:
+        """Add a line to one of the logs, by its name without the ending."""
+        self._logs[log].append(record)
+
+    def begin(self, checkpoint: Checkpoint | None, config: CDPGConfig) -> None:
+        """Cut off what came after the checkpoint that the run goes on from, or all if it is a new run."""
+        files.tidy(self._folder.checkpoints)
+        if checkpoint is not None:
+            # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
+            prune(self._folder.checkpoints, checkpoint.epoch, config.keep_checkpoints)
+        for name, file in self._logs.items():
+            file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
+        if checkpoint is not None and checkpoint.epoch < config.epochs:
+            files.discard(self._folder.model)  # what an earlier end has left is no longer the run's
+            files.discard(self._folder.evaluation)
+            files.discard(self._folder.report)
+
+    def save(self, epoch: int, config: CDPGConfig) -> None:
+        """Write a checkpoint of what a resumed run needs; the logs reach the disk first."""
+        for file in self._logs.values():
+            file.sync()
+        state = {
+            "config": schedule.settled(config).to_mapping(),
+            "origin": self._origin,
+            "objective": self._trainable.objective.state(),
+            "positions": {name: file.position() for name, file in self._logs.items()},
+        }
+        save_checkpoint(self._folder.checkpoints, epoch, self._trainable.tensors(), state, config.keep_checkpoints)

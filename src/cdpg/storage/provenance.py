@@ -1,0 +1,221 @@
+"""Where a run came from, and whether it may be continued as it is now asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cdpg.config import FIELDS, CDPGConfig
+from cdpg.contexts.contexts import Context, fingerprint
+from cdpg.errors import UserError
+from cdpg.models.base import Prompt
+from cdpg.models.transformer import digest
+from cdpg.system.distributed import Processes
+from cdpg.storage.schedule import rate_changes
+from cdpg.system.signals import GentleStop
+
+_PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
+_FREE = frozenset(
+    {
+        "output_dir",
+        "overwrite_output_dir",
+        "epochs",
+        "save_every",
+        "keep_checkpoints",
+        "evaluate_every",
+        "log_samples",
+        "report_to",
+    }
+    | {"save_dtype", "trust_remote_code", "warmup_epochs", "decay_epochs"}
+    | {"evaluate_at_end", "check_workers", "check_failures", "check_output"}
+)
+"""Settings that a resumed run may change without changing what it computes; learning rates are compared as they are."""
+_ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
+"""Settings that change the order of sums, and so the last bits of a result: allowed, as memory may call for it."""
+_MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
+"""Settings that change what the lines of ``evaluations.jsonl`` are measured on."""
+_LIMITS = frozenset({"check_seconds", "check_memory"})
+"""Settings that may change the verdict on a text that exhausts its check."""
+
+
+def origin(
+    model: str,
+    base: nn.Module,
+    constraints: Sequence[str],
+    contexts: Sequence[Context],
+    prompts: Sequence[Prompt],
+    held_out: Sequence[Context],
+    stop: str | None,
+    processes: int,
+    command: str | None,
+    sampling: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All that a configuration does not say and a repetition needs; ``sampling`` is for those who use the model."""
+    return {
+        "command": command,
+        "model": model,
+        "base": weights_digest(base),
+        "adapters": _adapters(base),
+        "device": next(base.parameters()).device.type,
+        "processes": processes,
+        "constraints": list(constraints),
+        "stop": stop,
+        "contexts": {"count": len(contexts), "sha256": fingerprint(contexts)},
+        "tokens": hashlib.sha256(repr(list(prompts)).encode()).hexdigest(),
+        "held_out": {"count": len(held_out), "sha256": fingerprint(held_out)},
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "sampling": dict(sampling),
+    }
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 of what the base is, whatever it is called.
+
+    Adapters that are being trained are no part of it; those that the model came with are, frozen with all the rest.
+    """
+    return digest(p for name, p in module.named_parameters() if "lora_" not in name or not p.requires_grad)
+
+
+def _adapters(module: nn.Module) -> dict[str, Any] | None:
+    """How the adapters were asked for, where it differs from the defaults: a scale or a dropout shows in no shape."""
+    asked = getattr(module, "peft_config", None)
+    if not isinstance(asked, Mapping):
+        return None
+    return {name: _chosen(config) for name, config in asked.items()}
+
+
+def _chosen(config: Any) -> dict[str, str]:
+    """Not all settings, for a later PEFT has more; and the base is known by its weights."""
+    usual = type(config)().to_dict()
+    free = ("peft_version", "base_model_name_or_path")
+    asked = sorted(config.to_dict().items())
+    return {key: _text(value) for key, value in asked if key not in free and value != usual.get(key)}
+
+
+def _text(value: Any) -> str:
+    return str(sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value)
+
+
+def model_name(module: nn.Module) -> str:
+    """What a model that was given as an object is called."""
+    return str(getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__)
+
+
+def begun_with(state: Mapping[str, Any]) -> CDPGConfig:
+    """The settings that a checkpoint's state holds; those of another version that are no settings now are left out."""
+    return CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in FIELDS})
+
+
+def check_resume(
+    done: int,
+    state: Mapping[str, Any],
+    config: CDPGConfig,
+    now: Mapping[str, Any],
+    checkpoints: Path,
+    kept: Sequence[int],
+) -> list[str]:
+    """Refuse to continue a run under settings, a model or data that would make it another one; all changes named.
+
+    ``state`` is that of the checkpoint after ``done`` epochs, ``kept`` the epochs of those in the folder
+    ``checkpoints``. What may change but is not without effect is returned, a sentence each, to be told.
+    """
+    then = begun_with(state)
+    changes = [
+        f"{key} was {value!r} and is {getattr(config, key)!r}"
+        for key, value in vars(then).items()
+        if key not in _FREE | _ROUNDING | _MEASURING | _LIMITS and value != getattr(config, key)
+    ]
+    changes += rate_changes(done, then, config, checkpoints, kept)
+    before = state["origin"]
+    changes += [
+        f"the {key} changed from {before[key]!r} to {now[key]!r}"
+        for key in ("model", "base", "adapters", "device", "processes", "constraints", "stop", "contexts", "tokens")
+        if before.get(key, now[key]) != now[key]
+    ]
+    if changes:
+        raise UserError(
+            f"this run cannot be continued as asked, because the result would be another: {'; '.join(changes)}. "
+            f"Give what it was started with, or start in another folder"
+        )
+    return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
+
+
+def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What changed and may change the last bits of the result."""
+    changes = _changed(_ROUNDING, then, config)
+    if before["threads"] != now["threads"]:
+        changes.append(f"the number of threads was {before['threads']} and is {now['threads']}")
+    changes += [
+        f"{package} was {before['versions'].get(package)} and is {version}"
+        for package, version in now["versions"].items()
+        if before["versions"].get(package) != version
+    ]
+    if not changes:
+        return []
+    return [f"the last bits of the result may differ from those of an uninterrupted run: {'; '.join(changes)}"]
+
+
+def _other_measures(
+    then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[str]:
+    """What changed and lets earlier and later lines of the run's files mean different things."""
+    changes = _changed(_MEASURING, then, config)
+    if before.get("held_out", now["held_out"]) != now["held_out"]:
+        changes.append(f"there were {before['held_out']['count']} held-out contexts, now there are others")
+    notices = []
+    if changes:
+        notices.append(f"evaluations from here on are not comparable with those before: {'; '.join(changes)}")
+    limits = _changed(_LIMITS, then, config)
+    if limits:
+        notices.append(f"texts that exhaust their check may be judged otherwise than before: {'; '.join(limits)}")
+    return notices
+
+
+def _changed(keys: frozenset[str], then: CDPGConfig, config: CDPGConfig) -> list[str]:
+    return [
+        f"{key} was {getattr(then, key)} and is {getattr(config, key)}"
+        for key in sorted(keys)
+        if getattr(then, key) != getattr(config, key)
+    ]
+
+
+def raise_if_stopped(stop: GentleStop, processes: Processes, situation: str, command: str | None) -> None:
+    """End here, in all processes, if a signal has come to any: what ``command`` started can be resumed."""
+    if processes.any(stop.received is not None):
+        raise stop.interruption(situation, how_to_resume(command))
+
+
+def how_to_resume(command: str | None) -> str:
+    """What to type, or to call, to continue the run that ``command`` started."""
+    if command is None:
+        return "train(resume_from_checkpoint=True)"
+    program, *arguments = shlex.split(command)
+    if Path(program).name == "__main__.py":
+        start = [sys.executable, "-m", "cdpg"]
+    else:
+        name = Path(program).name
+        start = [name if shutil.which(name) else program]
+    arguments = [word for word in arguments if word not in ("--resume", "--overwrite")]
+    return shlex.join([*start, *arguments, "--resume"])
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that results depend on, as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

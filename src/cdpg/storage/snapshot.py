@@ -1,0 +1,72 @@
+"""A run's state as named tensors and plain numbers, and back, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdpg.storage.checkpoints import Checkpoint
+from cdpg.errors import UserError
+from cdpg.methods.base import Objective
+from cdpg.messages.terms import term
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """Everything that changes while training."""
+
+    policy: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, a tied one once; those of the objective come last."""
+        named = {f"policy.{name}": p for name, p in self.policy.named_parameters() if p.requires_grad}
+        if self.objective.module is not None:
+            named |= {f"objective.{name}": p for name, p in self.objective.module.named_parameters()}
+        return named
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Weights and optimiser state, by file."""
+        parameters = self.named_parameters()
+        moments = {
+            f"{name}.{key}": value
+            for name, parameter in parameters.items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+        weights = {name: parameter.detach() for name, parameter in parameters.items()}
+        return {"weights": weights, "optimizer": moments}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of the same model and method."""
+        parameters = self.named_parameters()
+        self._check_names(checkpoint, parameters)
+        moments: dict[str, dict[str, Tensor]] = {}
+        for key, value in checkpoint.tensors.get("optimizer", {}).items():
+            name, _, kind = key.rpartition(".")
+            moments.setdefault(name, {})[kind] = value
+        self.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(checkpoint.tensors["weights"][name])
+                if name in moments:
+                    self.optimizer.state[parameter] = {
+                        # Fused Adam keeps its step count beside the moments.
+                        kind: value.to(parameter.device)
+                        for kind, value in moments[name].items()
+                    }
+        self.objective.load_state(checkpoint.state["objective"])
+
+    @staticmethod
+    def _check_names(checkpoint: Checkpoint, parameters: Mapping[str, Any]) -> None:
+        saved = checkpoint.tensors["weights"]
+        shapes = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+        if shapes != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
+            raise UserError(
+                f"{str(checkpoint.path)!r} was written for another model or method: its parameters are not those of "
+                f"this run; give the same {term('model')} and {term('method')}, or start in another folder"
+            )

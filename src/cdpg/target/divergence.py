@@ -1,0 +1,53 @@
+"""How far a policy is from the ideal model, and from the base (section 5)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cdpg.target.partition import log_partition, weights
+
+
+def kl_target_policy(log_target: Tensor, log_policy: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """KL(p_c, π) of each context by the paper's Algorithm 2, from samples of π; NaN where no sample satisfies.
+
+    ``mean_j w_j (log P_c(x_j)/π(x_j|c) − log Ẑ_c)`` with ``w = P_c / ((Ẑ_c + ε) π)``; ``[context, sample]`` to
+    ``[context]``. Samples with P_c = 0 contribute 0. It cannot exceed log M.
+    """
+    log_ratio = log_target - log_policy
+    log_z = log_partition(log_ratio, valid)
+    weight = weights(log_ratio, log_z, epsilon)
+    gap = torch.where((weight > 0) & valid, log_ratio - log_z[:, None], torch.zeros_like(log_ratio))
+    return (weight * gap).sum(dim=1).div(valid.sum(dim=1)).masked_fill(log_z == -math.inf, math.nan)
+
+
+def kl_policy_base(log_policy: Tensor, log_base: Tensor, valid: Tensor) -> Tensor:
+    """KL(π, a) of each context from samples of π: mean_j log π(x_j|c) − log a(x_j|c); NaN where none is valid."""
+    gap = (log_policy - log_base).where(valid, torch.zeros_like(log_policy))
+    return gap.sum(dim=1) / valid.sum(dim=1)
+
+
+def mean_over_covered(per_context: Tensor) -> tuple[float | None, float]:
+    """The mean over contexts that have a value, and their share (coverage); nothing covered: None."""
+    covered = ~per_context.isnan()
+    share = float(covered.double().mean()) if len(per_context) else 0.0
+    return (float(per_context[covered].mean()) if covered.any() else None), share
+
+
+def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:
+    """KL(p_c, π_k) of each model k from one pool of samples of them all; NaN where no sample of the pool satisfies.
+
+    The pool holds equally many samples of every model, so that it is drawn from the mixture q̄ = mean_k π_k (balance
+    heuristic). With w ∝ P_c/q̄ normalised over the pool, KL(p_c, π_k) = Σ_j w_j (log P_c(x_j) − log Ẑ_c − log π_k(x_j)).
+    ``log_target`` and ``valid`` are ``[context, pool]``, ``log_models`` is ``[model, context, pool]`` and may hold
+    anything where P_c = 0; the result is ``[model, context]``.
+    """
+    log_mixture = log_models.logsumexp(dim=0) - torch.tensor(float(len(log_models)), dtype=log_models.dtype).log()
+    counts = valid & (log_target > -math.inf)
+    log_ratio = (log_target - log_mixture).masked_fill(~counts, -math.inf)
+    log_z = log_partition(log_ratio, valid)
+    weight = (log_ratio - log_ratio.logsumexp(dim=1, keepdim=True)).exp()
+    gap = (log_target - log_z[:, None] - log_models).where(counts, torch.zeros_like(log_models))
+    return (weight * gap).sum(dim=2).masked_fill(log_z == -math.inf, math.nan)

@@ -1,0 +1,299 @@
+"""Checks of generated Python functions: does it compile, is it free of PEP8 violations.
+
+What is judged is [c, x], the signature with its completion, cut at the function's end. Nothing is ever executed.
+The same text gets the same verdict whatever the thread, the call depth, the warnings filter or the user's
+configuration, and nothing is printed. Edge cases:
+
+* A body without a statement (empty, blank, comments or odd characters alone) satisfies neither constraint; a docstring
+  is a statement.
+* A function cut at the length limit is judged as it stands; *incomplete* (codeop returned None) does not compile.
+* Tabs indent as Python has it; PEP8 forbids them (W191, E101).
+* NUL characters, lone surrogates, and text that exhausts the parser (MemoryError, RecursionError) do not compile.
+* What makes pycodestyle itself fail is not clean.
+* Text of more than ``MAX_CHARACTERS`` characters is not read: it neither compiles nor is it clean.
+"""
+
+from __future__ import annotations
+
+import ast
+import codeop
+import contextvars
+import io
+import keyword
+import os
+import re
+import threading
+import unicodedata
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from cdpg.constraints.texts import as_text
+from cdpg.errors import UserError
+from cdpg.sandbox.functions import note_exhaustion, text_check
+
+T = TypeVar("T")
+
+INCOMPLETE = "incomplete"
+OK = "ok"
+TOO_LONG = "too long"
+MAX_CHARACTERS = 100_000
+"""Far more than a model writes: some checks take time that grows with the square of the length."""
+
+_BLANK = " \t\f\r\n"
+# Python ends a line at \n, \r or \r\n, and starts the indentation anew after a form feed.
+_UNINDENTED_LINE = re.compile(r"[\r\n](?:[ \t\f]*\f)?(?=[^ \t\f\r\n])")
+# How a statement begins: opening brackets, unary operators, @ or *, and then a name, a number, a string, an ellipsis or
+# an empty pair of brackets. What follows is not looked at. Whether a letter beyond ASCII begins a name is asked later.
+_STATEMENT_START = re.compile(
+    r"""(?:^|[\r\n])[-+~*@(\[{ \t\f]*
+    (?:[A-Za-z_] | \.?[0-9] | \.\.\. | \([ \t\f]*\) | \[[ \t\f]*\] | \{[ \t\f]*\}
+    | '(?:[^'\\\r\n]|\\[\s\S])*' | "(?:[^"\\\r\n]|\\[\s\S])*" | (?P<letter>[^\x00-\x7f]))""",
+    re.VERBOSE,
+)
+_BEGIN_A_NAME = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl"})
+_GUARD = threading.Lock()  # the warnings filter is one for all threads
+
+
+def _renew_guard() -> None:
+    """Another thread may hold the lock when a process forks: the child would wait for ever."""
+    global _GUARD
+    _GUARD = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_guard)
+
+
+class FunctionEnd:
+    """Stopping rule for sampling: a completion ends with the first non-empty line that is not indented.
+
+    The completion starts on the signature's own line, as the prompt has no line break after the colon.
+    """
+
+    watch: frozenset[str] = frozenset("\n\r\f")
+    """The verdict can only change when one of these is in the last two tokens."""
+
+    def cut(self, completion: str) -> str | None:
+        """The completion up to such a line, as soon as one has begun; None while the function may go on."""
+        end = _UNINDENTED_LINE.search(completion)
+        return None if end is None else completion[: end.start()]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FunctionEnd)
+
+    def __hash__(self) -> int:
+        return hash(FunctionEnd)
+
+
+def function_source(signature: str, body: str) -> str:
+    """[c, x] cut at the function's end, trailing blanks stripped, one newline added."""
+    text = signature + body
+    # In a prompt with lines above the signature, the function is what follows the last of its lines.
+    end = _UNINDENTED_LINE.search(text, len(signature.rstrip(_BLANK)))
+    return text[: end.start() if end else None].rstrip(_BLANK) + "\n"
+
+
+@text_check(columns=("signature",))
+def compiles(
+    prompts: Sequence[Any], completions: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
+) -> list[bool]:
+    """b = 1 where ``codeop.compile_command(signature + body, symbol="exec")`` returns a code object.
+
+    Where prompts hold more than the signature, the column ``signature`` says what the function starts with.
+    """
+    sources = _sources(_starts(prompts, signature), completions)
+    return [outcome == OK for outcome in _guarded(lambda: [_compile_outcome(source) for source in sources])]
+
+
+@text_check(prepare=lambda: _pycodestyle(), columns=("signature",))
+def pep8_clean(
+    prompts: Sequence[Any], completions: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
+) -> list[bool]:
+    """b = 1 where the body has a statement and pycodestyle, with its own defaults, finds no violation.
+
+    Where prompts hold more than the signature, the column ``signature`` says what the function starts with.
+    """
+    starts = _starts(prompts, signature)
+    sources = _sources(starts, completions)
+    bodies = [source[len(start.rstrip(_BLANK)) :] for start, source in zip(starts, sources, strict=True)]
+    codes = pep8_codes_of(sources)
+    return [has_statement(body) and found == [] for body, found in zip(bodies, codes, strict=True)]
+
+
+def has_statement(body: str) -> bool:
+    """Whether a line below the signature, or what follows on its own line, begins as a statement of Python does.
+
+    It need not compile; but blanks, comments and characters that begin no statement (``$``, a no-break space) are none.
+    Letters beyond ASCII are those of Unicode 3.2, which every Python carries: the verdict is the same on all of them.
+    """
+    begun = (match["letter"] for match in _STATEMENT_START.finditer(body))
+    return any(letter is None or unicodedata.ucd_3_2_0.category(letter) in _BEGIN_A_NAME for letter in begun)
+
+
+def compile_outcome(source: str) -> str:
+    """``ok``, ``incomplete``, ``too long``, or the error's kind: ``SyntaxError: unmatched ')'``, ``MemoryError``, …
+
+    What is particular to one text (names, line numbers, characters) is taken out of the message, so that kinds can
+    be counted.
+    """
+    return compile_outcomes([source])[0]
+
+
+@text_check()
+def compile_outcomes(sources: Sequence[str]) -> list[str]:
+    """`compile_outcome` of each source."""
+    return _guarded(lambda: [_compile_outcome(source) for source in sources])
+
+
+@text_check()
+def error_lines(sources: Sequence[str]) -> list[int | None]:
+    """The line, counted from 1, that the compiler complains about; None where it does not name one."""
+    return _guarded(lambda: [_error_line(source) for source in sources])
+
+
+def pep8_codes(source: str) -> list[str] | None:
+    """Codes of all PEP8 violations, sorted, with repeats; None if pycodestyle failed on the text."""
+    return pep8_codes_of([source])[0]
+
+
+@text_check(prepare=lambda: _pycodestyle())
+def pep8_codes_of(sources: Sequence[str]) -> list[list[str] | None]:
+    """`pep8_codes` of each source."""
+    pycodestyle = _pycodestyle()
+    options = _pycodestyle_defaults(pycodestyle)
+
+    def check() -> list[list[str] | None]:
+        return [_pep8_codes(source, pycodestyle, options) for source in sources]
+
+    return _guarded(check)
+
+
+def ast_nodes(source: str) -> int | None:
+    """Number of nodes in the syntax tree, the module's own included; None if there is no tree."""
+    return ast_nodes_of([source])[0]
+
+
+@text_check()
+def ast_nodes_of(sources: Sequence[str]) -> list[int | None]:
+    """`ast_nodes` of each source."""
+    return _guarded(lambda: [_ast_nodes(source) for source in sources])
+
+
+def _starts(prompts: Sequence[Any], signature: Sequence[Any] | None) -> list[str]:
+    """What each function starts with: its entry in the column ``signature``, else its prompt."""
+    given = [None] * len(prompts) if signature is None else signature
+    return [as_text(prompt if start is None else start) for start, prompt in zip(given, prompts, strict=True)]
+
+
+def _sources(starts: Sequence[str], completions: Sequence[Any]) -> list[str]:
+    return [function_source(start, as_text(body)) for start, body in zip(starts, completions, strict=True)]
+
+
+def _compile_outcome(source: str) -> str:
+    if len(source) > MAX_CHARACTERS:
+        note_exhaustion("size")
+        return TOO_LONG
+    try:
+        code = codeop.compile_command(source, symbol="exec")
+    except SyntaxError as error:
+        return f"{type(error).__name__}: {_message_kind(str(error.msg))}"
+    except Exception as error:  # ValueError, OverflowError, MemoryError, RecursionError: the text is at fault
+        _note(error)
+        return type(error).__name__
+    return INCOMPLETE if code is None else OK
+
+
+def _error_line(source: str) -> int | None:
+    if len(source) > MAX_CHARACTERS:
+        return None
+    try:
+        compile(source, "<function>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error.lineno
+    except Exception:  # as in _compile_outcome
+        return None
+    return None
+
+
+def _note(error: Exception) -> None:
+    if isinstance(error, (MemoryError, RecursionError)):
+        note_exhaustion("memory" if isinstance(error, MemoryError) else "recursion")
+
+
+def _ast_nodes(source: str) -> int | None:
+    if len(source) > MAX_CHARACTERS:
+        return None
+    try:
+        return sum(1 for _ in ast.walk(ast.parse(source)))
+    except Exception:  # as in _compile_outcome
+        return None
+
+
+def _message_kind(message: str) -> str:
+    """A compiler's message without what is particular to the text."""
+    message = re.sub(r"'([^\W\d]\w*)'", lambda name: name[0] if keyword.iskeyword(name[1]) else "'name'", message)
+    message = re.sub(r"^(invalid (?:non-printable )?character).*", r"\1", message)
+    message = re.sub(r" \(detected at line \d+\)| on line \d+| in position .*|;.*", "", message)
+    return re.sub(r"\d+", "N", message)
+
+
+def _pycodestyle() -> Any:
+    try:
+        import pycodestyle
+    except ImportError as error:
+        raise UserError("PEP8 checks need pycodestyle, which is not installed: pip install 'cdpg[tasks]'.") from error
+    return pycodestyle
+
+
+def _pycodestyle_defaults(pycodestyle: Any) -> Any:
+    """pycodestyle's built-in options. Its StyleGuide would read ~/.config/pycodestyle, and print what it finds."""
+    options = pycodestyle.get_parser().parse_args([])[0]
+    options.select, options.ignore = (), tuple(pycodestyle.DEFAULT_IGNORE.split(","))
+    options.benchmark_keys = list(pycodestyle.BENCHMARK_KEYS)
+    guide = pycodestyle.StyleGuide.__new__(pycodestyle.StyleGuide)
+    guide.options = options
+    options.ignore_code = guide.ignore_code
+    options.physical_checks = guide.get_checks("physical_line")
+    options.logical_checks = guide.get_checks("logical_line")
+    options.ast_checks = guide.get_checks("tree")
+    return options
+
+
+def _pep8_codes(source: str, pycodestyle: Any, options: Any) -> list[str] | None:
+    if len(source) > MAX_CHARACTERS:
+        note_exhaustion("size")
+        return None
+    report = pycodestyle.BaseReport(options)  # counts, and prints nothing
+    try:
+        lines = io.StringIO(source, newline=None).readlines()
+        pycodestyle.Checker(lines=lines, options=options, report=report).check_all()
+    except Exception as error:  # an IndexError on odd strings, a RecursionError, …
+        _note(error)
+        return None
+    return [code for code in sorted(report.messages) for _ in range(report.counters[code])]
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """Run in a thread of its own, with warnings off.
+
+    How deeply Python lets an expression nest counts from the caller's depth: a new thread always starts at the same.
+    """
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with _GUARD, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                results.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    context = contextvars.copy_context()  # who counts exhaustion
+    thread = threading.Thread(target=context.run, args=(run,), name="cdpg-python-check", daemon=True)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]

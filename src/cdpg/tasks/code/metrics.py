@@ -1,0 +1,88 @@
+"""Metrics of the code tasks: compilability, PEP8 violations, characters and AST nodes, and what kinds of errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from cdpg.tasks.summarization.constraint import distinct_2
+from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, error_lines, function_source, pep8_codes_of
+from cdpg.contexts.contexts import Context
+from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.statistics import Array
+from cdpg.sandbox.reader import Apply, directly
+
+EXHAUSTED = "exhausted the compiler"
+
+
+@dataclass(frozen=True)
+class CodeMeasure:
+    """Each output is judged with its signature: the ``signature`` column if there is one, else the prompt.
+
+    PEP8 violations are counted where pycodestyle can read the text, AST nodes in functions that compile. A text that
+    exhausts the compiler does not compile.
+    """
+
+    beams: int = 0
+
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
+        signatures = [str(context.columns.get("signature") or context.prompt) for context in contexts]
+        sources = [
+            [function_source(signature, text) for text in texts]
+            for signature, texts in zip(signatures, outputs, strict=True)
+        ]
+        flat = [source for texts in sources for source in texts]
+        outcomes: list[str | None] = apply(compile_outcomes, flat, EXHAUSTED)
+        codes = apply(pep8_codes_of, flat)
+        compiled = np.array([np.nan if outcome is None else outcome == OK for outcome in outcomes], dtype=np.float64)
+        nodes = np.array([np.nan if count is None else count for count in apply(ast_nodes_of, flat)], dtype=np.float64)
+        violations = np.array([np.nan if found is None else len(found) for found in codes], dtype=np.float64)
+
+        def table(values: Array) -> Array:
+            return values.reshape(len(outputs), -1)
+
+        return Measured(
+            features={
+                "compilability": table(compiled),
+                "pep8_violations": table(violations),
+                "characters": per_output(sources, lambda source: len(source.rstrip("\n"))),
+                "ast_nodes": table(np.where(compiled > 0, nodes, np.nan)),
+                "distinct_2": per_output(outputs, distinct_2),
+            },
+            frequencies={
+                "compile_outcome": Counter(outcome for outcome in outcomes if outcome is not None),
+                "pep8_code": Counter(code for found in codes for code in found or ()),
+            },
+            remarks={
+                "outcome": np.array(outcomes, dtype=object).reshape(len(outputs), -1).tolist(),
+                "line": _lines(contexts, signatures, flat, outcomes, apply),
+            },
+        )
+
+
+def _lines(
+    contexts: Sequence[Context],
+    signatures: Sequence[str],
+    flat: Sequence[str],
+    outcomes: Sequence[str | None],
+    apply: Apply,
+) -> list[list[int | None]]:
+    """Where the compiler stumbles, ``[context][output]``: the line of the prompt with its completion."""
+    stumbled = [outcome is not None and outcome != OK for outcome in outcomes]
+    found = iter(apply(error_lines, [source for source, wrong in zip(flat, stumbled, strict=True) if wrong]))
+    lines = iter([next(found) if wrong else None for wrong in stumbled])
+    per_context = len(flat) // max(1, len(contexts))
+    return [
+        [None if line is None else _lines_above(context, signature) + line for line in islice(lines, per_context)]
+        for context, signature in zip(contexts, signatures, strict=True)
+    ]
+
+
+def _lines_above(context: Context, signature: str) -> int:
+    return str(context.prompt).removesuffix(signature).count("\n")

@@ -1,0 +1,95 @@
+"""Metrics of the summarisation task: entities of the summary against source and reference, Distinct-2, ROUGE-L."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdpg.tasks.summarization.constraint import PROMPT_PREFIX, distinct_2, labelled_entities, precision_source, recall_target
+from cdpg.constraints.texts import as_text
+from cdpg.contexts.contexts import Context
+from cdpg.errors import UserError
+from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.statistics import Array
+from cdpg.sandbox.reader import Apply, directly
+
+_Labelled = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class SummaryMeasure:
+    """The source is the column ``source``, else the prompt; recall and ROUGE-L are of contexts that have a reference.
+
+    A summary without entities, or one that exhausts the recogniser, has precision 0; a reference without entities is
+    recalled in full.
+    """
+
+    beams: int = 4
+
+    def __call__(
+        self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
+    ) -> Measured:
+        flat = [text for texts in outputs for text in texts]
+        labelled: list[_Labelled | None] = apply(labelled_entities, flat, [])
+        found = [_names(entities) for entities in labelled]
+        owner = [context for context, texts in zip(contexts, outputs, strict=True) for _ in texts]
+        sources = _entity_sets([as_text(context.columns.get("source") or context.prompt) for context in owner], apply)
+
+        def table(values: Sequence[float]) -> Array:
+            return np.array(values, dtype=np.float64).reshape(len(outputs), -1)
+
+        features = {
+            "entities": table([np.nan if entities is None else len(entities) for entities in found]),
+            "precision_source": table(_compared(precision_source, found, sources)),
+            "distinct_2": per_output(outputs, distinct_2),
+        }
+        references = [context.reference for context in owner]
+        if any(references):
+            targets = _entity_sets(references, apply)
+            features["recall_target"] = table(_compared(recall_target, found, targets))
+            features["rouge_l"] = table(_rouge_l(references, flat))
+        labels = Counter(label for entities in labelled for _, label in entities or ())
+        return Measured(features=features, frequencies={"entity_label": labels})
+
+
+def _names(entities: _Labelled | None) -> frozenset[str] | None:
+    """E(text); None where reading the text failed."""
+    return None if entities is None else frozenset(name.lower() for name, _ in entities)
+
+
+def _compared(
+    share: Callable[[frozenset[str], frozenset[str]], float],
+    ours: Sequence[frozenset[str] | None],
+    theirs: Sequence[frozenset[str] | None],
+) -> list[float]:
+    """A share of each output's entities in another set, or the reverse; NaN where one of the two is not known."""
+    pairs = zip(ours, theirs, strict=True)
+    return [np.nan if own is None or other is None else share(own, other) for own, other in pairs]
+
+
+def _entity_sets(texts: Sequence[str | None], apply: Apply) -> list[frozenset[str] | None]:
+    """E(text) of each text, None of none; texts that stand there several times are read once."""
+    plain = [None if text is None else text.removeprefix(PROMPT_PREFIX) for text in texts]
+    distinct = list(dict.fromkeys(text for text in plain if text is not None))
+    found = apply(labelled_entities, distinct, [])
+    sets = {text: _names(entities) for text, entities in zip(distinct, found, strict=True)}
+    return [None if text is None else sets[text] for text in plain]
+
+
+def _rouge_l(references: Sequence[str | None], texts: Sequence[str]) -> list[float]:
+    """F-measures without stemming; NaN where there is no reference."""
+    scorer: Any = _rouge_scorer().RougeScorer(["rougeL"])
+    pairs = zip(references, texts, strict=True)
+    return [np.nan if to is None else scorer.score(to, text)["rougeL"].fmeasure for to, text in pairs]
+
+
+def _rouge_scorer() -> Any:
+    try:
+        from rouge_score import rouge_scorer
+    except ImportError as error:
+        raise UserError("ROUGE needs rouge-score, which is not installed: pip install 'cdpg[tasks]'") from error
+    return rouge_scorer

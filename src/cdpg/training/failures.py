@@ -1,0 +1,139 @@
+"""Failed checks of a run: examples in ``failures.jsonl``, a word to the user, an end when they are too many."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cdpg.errors import CDPGError, RunError, UserError
+from cdpg.training.metrics import failure_records
+from cdpg.methods.base import Epoch
+from cdpg.system.distributed import Processes
+from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.messages.terms import term
+
+_NO_WORKER = "if it needs a GPU or what only the training process has, set check_workers: 0"
+_CURES = {
+    "timeout": "make it quicker or raise check_seconds",
+    "cpu": "make it quicker or raise check_seconds",
+    "memory": "let it take less memory or raise check_memory",
+    "died": _NO_WORKER,
+    "crashed": _NO_WORKER,
+}
+"""What to do about failed checks, by kind; about others, mend the constraint."""
+_OUTSIDE = re.compile(r"\b(ImportError|ModuleNotFoundError)\b|\bCUDA\b|\bcuda\b")
+"""Exceptions of a function that lacks, in a worker, what it has in the training process."""
+_FEWEST = 100
+"""A share of fewer samples says little: one that hangs among eight is no reason to stop. Epochs of fewer are taken
+together with those before them."""
+
+
+class FailureLog:
+    """What is made of an epoch's failed checks; the same on every process, for it depends on joint counts alone."""
+
+    def __init__(self, path: Path, share: float, processes: Processes) -> None:
+        self.file = JsonlFile(path)
+        self._share, self._processes = share, processes
+        self._told: set[str] = set()
+        self._applied = False
+        """Whether a constraint applied to any sample so far."""
+        self._counts: deque[tuple[int, int]] = deque()
+
+    def append(self, epoch: Epoch) -> None:
+        """Write one example of each kind, of whichever process has the first; called by all of them."""
+        if not epoch.failed.any():  # as every process knows
+            return
+        examples: dict[tuple[str, str], dict[str, Any]] = {}
+        for record in self._processes.gather(failure_records(epoch)):
+            examples.setdefault((record["constraint"], record["kind"]), record)
+        for record in examples.values() if self._processes.is_main else ():
+            self.file.append(record)
+
+    def problem(self, epoch: Epoch) -> CDPGError | None:
+        """Why the run cannot go on with this epoch, or None if it can."""
+        self._applied = self._applied or not bool(epoch.inapplicable.all())
+        if not self._applied:
+            return UserError(
+                f"no constraint applies to any of the {epoch.inapplicable.numel():,} samples of epoch {epoch.number}: "
+                "each returned None for all of them, so that there is nothing to learn from; return True, False or a "
+                "number between 0 and 1 where a constraint applies, and None elsewhere alone"
+            )
+        too_many = self.too_many(epoch)
+        return None if too_many is None else RunError(too_many)
+
+    def too_many(self, epoch: Epoch) -> str | None:
+        """That too many checks failed for the run to go on with this epoch, or None if it can."""
+        failed, total = int(epoch.failed.sum()), int((~epoch.inapplicable).sum())
+        recently, among = self._recently(failed, total)
+        if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
+            return None
+        example = f"; for example, {next(iter(epoch.failures.values()))}" if epoch.failures else ""
+        if failed == total:
+            return (
+                f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; examples "
+                f"are in {str(self.file.path)!r}: {_cure(epoch)}, and continue with {term('resume')}"
+            )
+        last = f" ({recently:,} of the last {among:,})" if among > total else ""
+        return (
+            f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
+            f"more than the {self._share:.0%} that check_failures allows{last}{example}; examples are in "
+            f"{str(self.file.path)!r}: {_cure(epoch)}, or raise check_failures, and continue with {term('resume')}"
+        )
+
+    def _recently(self, failed: int, total: int) -> tuple[int, int]:
+        """Failed and all samples of this epoch and, where it has few, of as many before it as make up enough."""
+        self._counts.append((failed, total))
+        while sum(total for _, total in self._counts) - self._counts[0][1] >= _FEWEST:
+            self._counts.popleft()
+        return sum(failed for failed, _ in self._counts), sum(total for _, total in self._counts)
+
+    def tell(self, record: Mapping[str, Any], notify: Callable[[str], None]) -> None:
+        """Say that checks failed, once for each kind."""
+        kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
+        kinds |= {"not_applicable"} if record.get("not_applicable") else set()
+        if kinds - self._told:
+            self._told |= kinds
+            notify(f"epoch {record['epoch']}: {summary([record])}")
+
+    def tell_all(self, metrics: Path, notify: Callable[[str], None]) -> None:
+        """Say how many checks failed in the whole run, if any did."""
+        records = list(read_jsonl(metrics)) if metrics.exists() else []
+        text = summary(records)
+        if text:
+            failed = any(record.get("checks_failed") for record in records)
+            where = f"; examples of failures are in {str(self.file.path)!r}" if failed else ""
+            notify(f"in all, {text}{where}")
+
+
+def _cure(epoch: Epoch) -> str:
+    """What to do about the failures of an epoch, by their kinds."""
+    kinds = {key.removeprefix("failed_") for key, count in epoch.checks.items() if key.startswith("failed_") and count}
+    found = [cure for kind, cure in _CURES.items() if kind in kinds]
+    if any(_OUTSIDE.search(failure.detail) for failure in epoch.failures.values() if failure.kind == "exception"):
+        found.append(_NO_WORKER)
+    mend = ["mend the constraint"] if kinds - {"timeout", "cpu", "memory"} else []
+    return ", or ".join([*mend, *dict.fromkeys(found)])
+
+
+def summary(records: Any) -> str:
+    """``3 checks failed (timeout 2, died 1) …`` for lines of ``metrics.jsonl``; empty if there is nothing to say."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update({key.removeprefix("checks_"): n for key, n in record.items() if key.startswith("checks_") and n})
+        counts["not_applicable"] += record.get("not_applicable") or 0
+    parts = []
+    if counts["failed"]:
+        parts.append(f"{counts['failed']:,} checks failed ({_kinds(counts)}) and their samples were left out")
+    if counts["exhausted"]:
+        kinds = _kinds(counts, "exhausted_")
+        parts.append(f"{counts['exhausted']:,} texts exhausted a built-in check ({kinds}) and count as not satisfying")
+    if counts["not_applicable"]:
+        parts.append(f"no constraint applies to {counts['not_applicable']:,} samples, which were left out")
+    return "; ".join(parts)
+
+
+def _kinds(counts: Mapping[str, int], prefix: str = "failed_") -> str:
+    return ", ".join(f"{key.removeprefix(prefix)} {n:,}" for key, n in counts.items() if key.startswith(prefix))

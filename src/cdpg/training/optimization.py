@@ -1,0 +1,191 @@
+"""The second half of an epoch: shuffled optimiser steps, each an exact gradient whatever the micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cdpg.system import memory
+from cdpg.config import CDPGConfig
+from cdpg.models.base import LanguageModel
+from cdpg.methods.base import Credit, Epoch, Objective
+from cdpg.system.distributed import Processes
+from cdpg.models.scoring import plan_passes, prompts_and_rows
+from cdpg.models.uniforms import UniformStream
+
+
+@dataclass(frozen=True)
+class RefusedStep:
+    """A step that was not taken, or that should not have been."""
+
+    rows: Tensor
+    """``[row]``: its flat rows, of all processes."""
+    loss: float
+    grad_norm: float
+    weights: Tensor | None
+    """``[row]``: the coefficient of each of this process's samples in the epoch; None where there is no single one."""
+    weights_finite: bool
+    """Whether the model's parameters are still finite."""
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """What the optimiser did in an epoch."""
+
+    loss: float | None
+    """Mean loss of the steps taken; None when there was none."""
+    grad_norm: float | None
+    """Mean norm of their gradients, before clipping."""
+    steps: int
+    skipped: int
+    """Steps without a satisfying sample: not a bit of a parameter or a moment changes."""
+    refused: tuple[RefusedStep, ...] = ()
+    """Steps whose loss or gradient was not finite, or too large to be squared: skipped likewise."""
+
+    @property
+    def nonfinite(self) -> int:
+        """How many were refused."""
+        return len(self.refused)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a step left parameters that are not finite: nothing can be done with them."""
+        return any(not step.weights_finite for step in self.refused)
+
+
+def trainable_parameters(policy: LanguageModel, objective: Objective) -> list[nn.Parameter]:
+    """Those of the policy and of the objective that are trained."""
+    modules = [policy.module, *([objective.module] if objective.module else [])]
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> torch.optim.Adam:
+    """Adam without weight decay, fused where the device has it."""
+    fused = parameters[0].device.type in ("cpu", "cuda", "mps", "xpu")
+    return torch.optim.Adam(
+        parameters, lr=config.learning_rate, betas=config.adam_betas, eps=config.adam_epsilon, fused=fused
+    )
+
+
+def accumulate(
+    policy: LanguageModel, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float, tokens_per_pass: int
+) -> float:
+    """Add the gradient of ``Σ loss / divisor`` over this process's flat rows; returns that sum."""
+    loss_sum = 0.0
+    for part in plan_passes(epoch.samples, rows, tokens_per_pass):
+        loss = credit.loss(part, policy.score(*prompts_and_rows(epoch.samples, part))) / divisor
+        loss.backward()
+        loss_sum += float(loss.detach())
+    return loss_sum
+
+
+@dataclass(frozen=True)
+class Updater:
+    """Takes an epoch's optimiser steps."""
+
+    policy: LanguageModel
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    parameters: Sequence[nn.Parameter]
+    config: CDPGConfig
+    processes: Processes
+    notify: Callable[[str], None] = lambda event: None
+    """Told ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
+
+    def update(self, epoch: Epoch, rescue: Callable[[], None] = lambda: None) -> StepSummary:
+        """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
+
+        If it fails before the first step, ``rescue`` is called; nothing has changed since the epoch began.
+        """
+        before, taken = self.objective.state(), list[tuple[float, float]]()
+        try:
+            return self._steps(epoch, taken)
+        except Exception:
+            if not taken:
+                self.objective.load_state(before)
+                rescue()
+            raise
+
+    def _steps(self, epoch: Epoch, taken: list[tuple[float, float]]) -> StepSummary:
+        """Take them; ``taken`` has loss and gradient norm of each, from before it is begun.
+
+        The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(epoch.number)
+        with self._memory():
+            credit = self.objective.credit(epoch, self.policy)
+        samples = epoch.b.numel()
+        batch_size = self.config.batch_size or samples
+        divisor = credit.units * batch_size / samples
+        skipped, refused = 0, list[RefusedStep]()
+        for batch in self._batches(epoch, batch_size):
+            if not credit.active[batch].any():
+                skipped += 1
+                continue
+            with self._memory():
+                loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
+            safe = self._safe(loss, norm)
+            if safe:
+                taken.append((loss, norm))
+                if self._step():
+                    continue
+                taken.pop()
+            refused.append(RefusedStep(batch, loss, norm, credit.weights, weights_finite=not safe))
+            if safe:
+                break  # the parameters are not finite: no further step can mend them
+        losses, norms = zip(*taken, strict=True) if taken else ((), ())
+        return StepSummary(
+            loss=sum(losses) / len(taken) if taken else None,
+            grad_norm=sum(norms) / len(taken) if taken else None,
+            steps=len(taken),
+            skipped=skipped,
+            refused=tuple(refused),
+        )
+
+    def _safe(self, loss: float, norm: float) -> bool:
+        """Whether a step leaves Adam's moments finite: they hold the squares of what is left after clipping."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return False
+        largest = torch.finfo(self.parameters[0].dtype).max ** 0.5
+        return bool(min(norm, self.config.max_grad_norm or math.inf) < largest)
+
+    def _step(self) -> bool:
+        """Take it; whether all parameters are finite after it."""
+        self.notify("on_pre_optimizer_step")
+        with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (lora_rank)"):
+            self.optimizer.step()
+        self.notify("on_optimizer_step")
+        return bool(nn.utils.get_total_norm([p.detach() for p in self.parameters]).isfinite())
+
+    def _memory(self) -> AbstractContextManager[None]:
+        tokens = self.config.tokens_per_pass
+        return memory.needed_for(
+            "computing the gradient",
+            f"lower tokens_per_pass (now {tokens}) or max_completion_length, or shorten the longest contexts",
+        )
+
+    def _batches(self, epoch: Epoch, batch_size: int) -> Iterator[Tensor]:
+        """Flat rows of all processes, in shuffled batches."""
+        for number in range(self.objective.passes):
+            stream = UniformStream(self.config.seed, f"shuffle-{number}", epoch.number)
+            yield from torch.from_numpy(stream.permutation(epoch.b.numel())).split(batch_size)
+
+    def _gradient(self, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float) -> tuple[float, float]:
+        """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
+        # The buffers stay: a first try with few samples then needs the memory of the real run, and shows it.
+        self.optimizer.zero_grad(set_to_none=False)
+        first, count = epoch.first_context * epoch.b.shape[1], epoch.samples.lengths.numel()
+        own = rows[(rows >= first) & (rows < first + count)] - first
+        loss = accumulate(self.policy, credit, epoch, own, divisor, self.config.tokens_per_pass)
+        self.processes.sum_gradients(self.parameters)
+        loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
+        return loss, float(norm)

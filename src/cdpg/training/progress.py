@@ -1,0 +1,229 @@
+"""What the user sees while it trains: one live line in a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import math
+import re
+import time
+import unicodedata
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.text import Text
+
+from cdpg.system import memory
+from cdpg.config import CDPGConfig
+from cdpg.training.forecast import guessed_context, run_seconds
+
+_WINDOW = 20
+"""Epochs over which the rate is averaged for the time left."""
+_MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
+"""Backslashes, and the Rich tag, the bracket or the end that follows them."""
+_SECONDS_BETWEEN_LINES = 5.0
+_LINES_PER_RUN = 20
+
+
+class Progress:
+    """Shows one metrics record an epoch on standard error. It never stops a run: output that fails is dropped."""
+
+    def __init__(
+        self,
+        total_epochs: int,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seconds_left: Callable[[int, float], float] | None = None,
+        silent: bool = False,
+    ) -> None:
+        """``seconds_left(done, epoch)``: what is left after ``done`` epochs if one takes ``epoch`` seconds; by default
+        the epochs alone."""
+        self._total = total_epochs
+        self._left = seconds_left or (lambda done, epoch: max(0, total_epochs - done) * epoch)
+        self._console = console or (Console(file=io.StringIO()) if silent else Console(stderr=True))
+        self._clock = clock
+        self._seconds: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._unshown: str | None = None
+        self._shown_epoch: int | None = None
+        self._shown_at = 0.0
+        self._told_at = clock()
+        self._bar: rich_progress.Progress | None = None
+        self._task = rich_progress.TaskID(0)
+
+    def __enter__(self) -> Progress:
+        if self._console.is_interactive and self._console.file.isatty():  # the first alone can be forced by settings
+            # No refresh thread: workers are forked while the bar is up, and a fork must not copy a held lock.
+            self._bar = rich_progress.Progress(
+                rich_progress.BarColumn(bar_width=20),
+                rich_progress.TextColumn("{task.description}", markup=False),
+                console=self._console,
+                auto_refresh=False,
+                redirect_stdout=False,
+            )
+            self._task = self._bar.add_task("starting", total=self._total)
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.stop()
+            self._bar = None
+        elif self._unshown is not None:
+            self._write(self._unshown)
+            self._unshown = None
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Show the metrics of the epoch that has just ended; ``record["epoch"]`` counts from 1."""
+        epoch, now = int(record["epoch"]), self._clock()
+        self._seconds.extend([record["seconds"]] if record.get("seconds") is not None else [])
+        line = _status(record, self._total, self._seconds_left(epoch))
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.update(self._task, completed=epoch, description=line, refresh=True)
+        elif self._is_due(epoch, now):
+            self._write(line)
+            self._unshown, self._shown_epoch, self._shown_at = None, epoch, now
+        else:
+            self._unshown = line
+
+    def working(self, message: str) -> None:
+        """Show what is being done between two epochs, or after the last; on the live line, else now and then."""
+        text, now = plain_text(message), self._clock()
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.update(self._task, description=text, refresh=True)
+        elif now - self._told_at >= _SECONDS_BETWEEN_LINES:
+            self._write(text)
+            self._told_at = now
+
+    def stage(self, message: str) -> None:
+        """Show what a run has come to after its last epoch; never left out."""
+        self._told_at = -math.inf
+        self.working(message)
+
+    def note(self, message: str) -> None:
+        """Show a notice, above the live line if there is one."""
+        text = plain_text(message, limit=2000)
+        if self._bar is None:
+            self._write(text)
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                self._console.print(Text(text))
+
+    def _is_due(self, epoch: int, now: float) -> bool:
+        """The first and the last line always; between them whichever is rarer, every 5 s or a twentieth of the run."""
+        if self._shown_epoch is None or epoch >= self._total:
+            return True
+        epochs_due = epoch - self._shown_epoch >= self._total / _LINES_PER_RUN
+        return epochs_due and now - self._shown_at >= _SECONDS_BETWEEN_LINES
+
+    def _seconds_left(self, done: int) -> float | None:
+        """By the mean of the latest epochs; None before the first. Something is left to do until the run is over."""
+        return max(1.0, self._left(done, sum(self._seconds) / len(self._seconds))) if self._seconds else None
+
+    def _write(self, line: str) -> None:
+        # Not console.print: it wraps lines, and ends the program when the reader of a pipe has gone.
+        with contextlib.suppress(OSError, ValueError):
+            self._console.file.write(line + "\n")
+            self._console.file.flush()
+
+
+def outlook(
+    config: CDPGConfig,
+    done: int,
+    epoch: float,
+    held_out: int,
+    evaluated_context: float | None,
+    peak: Mapping[str, int],
+) -> str:
+    """What the first epoch tells of the run: its seconds, the evaluations' share of the rest, bytes held so far.
+
+    ``evaluated_context``: seconds to evaluate a context; None where none has been evaluated yet.
+    """
+    context = guessed_context(config, epoch) if evaluated_context is None else evaluated_context
+    left = run_seconds(config, epoch, context, held_out, done)
+    evaluations = left - run_seconds(config, epoch, 0.0, held_out, done)
+    share = ""
+    if evaluations > 0:
+        perhaps = "perhaps " if evaluated_context is None else ""
+        share = f"; evaluations are {perhaps}{evaluations / left:.0%} of the time left"
+        if evaluations > left / 2 and config.evaluation_interval:
+            share += " (evaluate_every=0 leaves out those along the run)"
+    seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
+    return f"an epoch takes about {seconds}{share}; at most {memory.listed(peak)} in use so far"
+
+
+def plain_text(text: str, limit: int = 200) -> str:
+    """Foreign text on one line of at most ``limit`` characters, without what steers a terminal.
+
+    White space becomes a space; control and formatting characters (escape sequences, bidirectional overrides,
+    zero-width characters) and lone surrogates are dropped.
+    """
+    # One character may be kept for many that are dropped, so look no further than a bounded stretch.
+    kept = "".join(_visible(character) for character in text[: 10 * limit + 1])
+    return kept if len(kept) <= limit and len(text) <= 10 * limit else kept[: limit - 1] + "…"
+
+
+def safe_text(text: str, limit: int = 200) -> str:
+    """Foreign text for a Rich console or table, which read markup: as ``plain_text``, with the markup escaped.
+
+    Where there is no markup to read, in ``rich.text.Text`` or a plain stream, use ``plain_text``.
+    """
+    return _MARKUP.sub(_escaped, plain_text(text, limit))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """What Rich shows as the match. Its own ``escape`` loses the backslash of ``\\[`` where no tag follows."""
+    backslashes, what = match.groups()
+    if what == "[":
+        return f"{backslashes}\\["
+    doubled = backslashes * 2
+    return f"{doubled}\\{what}" if what else doubled  # at the end: it would escape markup that the caller adds
+
+
+def _visible(character: str) -> str:
+    if character.isspace():
+        return " "
+    return "" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character
+
+
+def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -> str:
+    """``epoch 12/1000, satisfaction 0.412, …`` in plain ASCII, which any log file takes.
+
+    The KL is called rough: it comes from the epoch's own samples, cannot exceed log M and tends to be too low.
+    """
+    tokens, seconds = record.get("tokens"), record.get("seconds")
+    rate = tokens / seconds if tokens is not None and seconds else None
+    parts = [
+        f"epoch {record['epoch']}/{total}",
+        f"satisfaction {_number(record.get('satisfaction'), '.3f')}",
+        f"coverage {_number(record.get('coverage'), '.2f')}",
+        f"rough KL(p,pi) {_number(record.get('kl_target_policy'), '.2f')}",
+        f"{_number(rate, ',.0f')} tokens/s",
+        f"{'-' if seconds_left is None else duration(seconds_left)} left",
+    ]
+    return ", ".join(parts)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``12m05s``, ``3h07m``, ``2d04h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

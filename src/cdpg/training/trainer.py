@@ -1,0 +1,400 @@
+"""The training loop: owns the order of things and no mathematics."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cdpg.storage import card, provenance, schedule, usage
+from cdpg.training.callbacks import Callbacks, TakesCallbacks, evaluation_logs, history
+from cdpg.contexts.chats import as_chats, notices_on_prompts
+from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import Constraints, Judge, name_of
+from cdpg.contexts.contexts import ContextStream, load_contexts, prompt_digests
+from cdpg.errors import CDPGError, Interrupted, RunError, UserError
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.evaluation.results import BASE
+from cdpg.training.failures import FailureLog
+from cdpg.training.forecast import final_contexts, guessed_context, run_seconds
+from cdpg.evaluation.evaluator import TUNED, Examination, HeldOut, refuse_stopped_beams
+from cdpg.storage.hub import push_folder
+from cdpg.training.inspection import keep_refused
+from cdpg.storage.journal import Journal
+from cdpg.models.base import LanguageModel
+from cdpg.models.loading import load_policy_and_base
+from cdpg.training.metrics import metrics_record, sample_records
+from cdpg.training.notices import Notices
+from cdpg.methods import make_objective
+from cdpg.methods.base import Epoch
+from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
+from cdpg.storage.overwriting import remove_run, require_place
+from cdpg.system.distributed import Processes, make_accelerator, processes_here, tracker_config
+from cdpg.training.progress import Progress, duration
+from cdpg.rollout.sampler import Rollout, Stopwatch
+from cdpg.contexts.reading import ignore_message
+from cdpg.storage.run_folder import RunFolder, last_record, write_folder, write_lines, write_yaml
+from cdpg.models.sampling import StopRule
+from cdpg.system.signals import GentleStop
+from cdpg.storage.snapshot import Trainable
+from cdpg.system.threads import CoreWatch
+from cdpg.sandbox.limits import Limits
+from cdpg.sandbox.reader import Reader
+
+_NONFINITE_LIMIT = 5
+"""Epochs in a row without a finite gradient after which the run stops."""
+
+
+class CDPGTrainer(TakesCallbacks):
+    """Tunes a conditional language model towards p_c ∝ a(x|c) · b(x,c).
+
+    ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
+    :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
+    ``(prompts, completions, **columns)``, or their names (``"module:function"``); ``args`` a
+    :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
+    :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of the same
+    kind, along the run and at its end; it should be held out, and the figures say how many of its prompts are tuned on,
+    too. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds metrics
+    to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to
+    ``config.yaml``, so that the run can be repeated from it.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | nn.Module | LanguageModel,
+        constraints: Constraints,
+        args: CDPGConfig | Mapping[str, Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        peft_config: Any = None,
+        *,
+        stop: StopRule | None = None,
+        measure: Measure | None = None,
+        command: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.args = CDPGConfig.of(args)
+        if train_dataset is None:
+            raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
+        measure = measure or TextMeasure()
+        refuse_stopped_beams(measure, stop)
+        limits = Limits.of(self.args, processes_here())
+        self.judge = Judge(constraints, limits)  # first: it may have to fork
+        tell, chat = self.judge.notices.append, (self.args.chat, self.args.system)
+        self.contexts = as_chats(load_contexts(train_dataset, notify=tell), *chat)
+        self.eval_contexts = [] if eval_dataset is None else as_chats(load_contexts(eval_dataset, notify=tell), *chat)
+        self.judge.require_columns(self.contexts)
+        self.judge.require_columns(self.eval_contexts)
+        self.processes = Processes(make_accelerator(self.args))
+        device = self.processes.accelerator.device if self.args.device == "auto" else None
+        self.policy, self.base = load_policy_and_base(model, self.args, processing_class, device, peft_config)
+        self.judge.notices += notices_on_prompts(self.policy.tokenizer, [*self.contexts, *self.eval_contexts])
+        self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
+        held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
+        self.objective = make_objective(self.args, self.policy)
+        parameters = trainable_parameters(self.policy, self.objective)
+        self.optimizer = make_optimizer(parameters, self.args)
+        self._trainable = Trainable(self.policy.module, self.objective, self.optimizer)
+        self._stream = ContextStream(self.contexts, self.args.seed)
+        self._rollout = Rollout(self.policy, self.base, self.judge, self.args, self.processes, stop)
+        parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
+        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
+        setup = (self.policy, self.objective, self.optimizer, parameters, self.args, self.processes)
+        self._updater = Updater(*setup, self._callbacks.call)
+        self.folder = RunFolder(self.args.output_dir)
+        self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
+        self._notices = Notices(self.judge, self._failures, self.args.num_generations)
+        self._origin = self._where_from(model, stop, command)
+        self._journal = Journal(self.folder, self._trainable, self._origin)
+        self._used, self._inputs = False, dict(inputs or {})
+        given = (model, train_dataset, eval_dataset, *self._inputs.values())
+        self._sources = [source for source in given if isinstance(source, (str, Path))]
+        self.held_out = HeldOut(
+            self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
+            Reader(limits), stop, frozenset(prompt_digests(self.contexts)),
+        )  # fmt: skip
+        about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
+        self._examination = Examination(self.held_out, self.policy, about)
+        self._callbacks.call("on_init_end")
+
+    @property
+    def model(self) -> nn.Module:
+        """The model being tuned."""
+        return self.policy.module
+
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> dict[str, Any]:
+        """Run every epoch that is left, save the model and return the last epoch's metrics.
+
+        ``resume_from_checkpoint`` is true for the newest whole checkpoint of ``output_dir`` (from the start when there
+        is none), or the path of one.
+        """
+        main = self.processes.is_main
+        with (
+            self.folder if main else nullcontext(),  # the other processes write nothing
+            closing(self.held_out),
+            GentleStop() as stop,
+            Progress(self.args.epochs, silent=not main, seconds_left=self._seconds_left) as progress,
+        ):
+            done = self._begin(resume_from_checkpoint, progress, stop)
+            record = self._epochs(done, progress, stop)
+            self._callbacks.call("on_train_end")
+            if main:
+                progress.stage("saving the model")
+                self.save_model()
+                self._notices.of_end(self.folder.metrics, progress.note)
+            if self.eval_contexts and self.args.evaluate_at_end:
+
+                def tell(text: str) -> None:
+                    self._raise_if_stopped(stop, "stopped before the evaluation was done")
+                    progress.working(f"final evaluation: {text}")
+
+                contexts = final_contexts(self.args, len(self.eval_contexts))
+                seconds = contexts * self._context_seconds(record.get("seconds", 0.0))
+                progress.stage("final evaluation" + (f", about {duration(seconds)}" if seconds >= 1 else ""))
+                found = self._evaluate_all(tell)
+                for notice in found.get("notices", ()):
+                    progress.note(notice)
+                self._notices.of_memory(progress.note)
+            self.processes.wait()
+        if self.args.report_to:
+            self.processes.accelerator.end_training()
+        return record or last_record(self.folder.metrics)
+
+    def _epochs(self, done: int, progress: Progress, stop: GentleStop) -> dict[str, Any]:
+        """Every epoch after the first ``done``; the metrics of the last, or nothing."""
+        record: dict[str, Any] = {}
+        nonfinite_epochs = 0
+        for number in range(done + 1, self.args.epochs + 1):
+            self._callbacks.epoch_begin()
+            watch = CoreWatch()
+            record = self._epoch(number, progress.note)
+            progress.update(record)
+            if number == done + 1:
+                evaluation = (len(self.eval_contexts), self._examination.seconds_per_context)
+                self._notices.of_first_epoch(self.args, record, watch, evaluation, progress.note)
+            self._notices.of_epoch(record, progress.note)
+            evaluated = self._evaluate_if(self.args.evaluates_after(number), number, progress, stop)
+            nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
+            hopeless = nonfinite_epochs == _NONFINITE_LIMIT
+            signalled = self.processes.any(stop.received is not None)
+            due = hopeless or signalled or number % self.args.save_every == 0 or number == self.args.epochs
+            saved = self._save_if(due, number)
+            self._callbacks.call("on_epoch_end")
+            # It may have asked for either; a checkpoint is to hold the evaluation.
+            late = not evaluated and not signalled and self._evaluate_if(False, number, progress, stop)
+            if late or not saved:
+                self._save_if(late and saved, number)
+            if hopeless:
+                raise RunError(
+                    f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; the "
+                    f"last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
+                )
+            if signalled:  # asked once: for a signal that came since, nothing is saved yet
+                self._raise_if_stopped(stop, f"stopped after epoch {number}, a checkpoint is written")
+            if self.processes.any(self._callbacks.control.should_training_stop):
+                break
+        return record
+
+    def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
+
+        ``tell`` hears how far it has come, and callbacks of the tuned model's means (``on_log``, ``on_evaluate``).
+        """
+        found = self._evaluate_all(tell or ignore_message)
+        means = self.processes.from_main(evaluation_logs({"metrics": found.get(TUNED, {})}))
+        self._callbacks.evaluated(means, may_be_best=False)
+        return found
+
+    def _evaluate_all(self, tell: Callable[[str], None]) -> dict[str, Any]:
+        if not self.eval_contexts:
+            raise UserError("there is nothing to evaluate on: pass eval_dataset")
+        with closing(self.held_out):
+            found = self._examination.final(tell)
+        if found is None:  # not the main process
+            return {}
+        return card.write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
+
+    def save_model(self, output_dir: str | Path | None = None) -> Path:
+        """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
+        if output_dir is None:
+            write_folder(self.folder.model, self._write_model)
+            return self.folder.model
+        self._write_model(Path(output_dir))  # not replaced: it may hold what is not ours
+        return Path(output_dir)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the tuned model, its tokenizer and its card; ``options`` are the hub's (``private``, ``token``, …)."""
+        folder = self.save_model()
+        self._callbacks.call("on_push_begin")
+        return push_folder(folder, repo_id, **options)
+
+    def _write_model(self, path: Path) -> None:
+        self.policy.save(path, self.args)
+        if not (path / card.FILE).exists():  # one that is there was written by the user
+            card.write_card(path, self.folder)
+
+    def _where_from(self, model: Any, stop: StopRule | None, command: str | None) -> Any:
+        """What ``config.yaml`` says of the run's origin."""
+        return provenance.origin(
+            model if isinstance(model, str) else provenance.model_name(self.model), self.base.module,
+            [name_of(constraint) for constraint in self.judge.constraints], self.contexts, self._prompts,
+            self.eval_contexts, None if stop is None else type(stop).__name__, self.processes.count, command,
+            usage.facts(self.policy, self.args, self.contexts, stop),
+        )  # fmt: skip
+
+    def _epoch(self, number: int, tell: Callable[[str], None] = ignore_message) -> dict[str, Any]:
+        """One round: sample, judge, score, step, log."""
+        started, watch = time.perf_counter(), Stopwatch()
+        try:
+            epoch = self._collect(number, watch)
+        except Exception:
+            self._rescue(number - 1, tell)
+            raise
+        problem = self._failures.problem(epoch)
+        if problem is not None:
+            self._rescue(number - 1, tell)
+            self._failures.append(epoch)
+            self.processes.wait()  # or a launcher ends the main process while it writes
+            raise problem
+        summary = self._updater.update(epoch, lambda: self._rescue(number - 1, tell))
+        watch.lap("gradient")
+        if summary.refused and self.processes.is_main:
+            keep_refused(self.folder.nonfinite, epoch, summary)
+        if summary.broken:
+            raise RunError(
+                f"a step of epoch {number} left weights that are not finite: lower learning_rate or set max_grad_norm; "
+                f"the batch is in {str(self.folder.nonfinite)!r}, the checkpoints are those from before"
+            )
+        record = metrics_record(epoch, summary, self.objective, self.args.rate(number), self.args.partition_epsilon)
+        record["seconds"] = time.perf_counter() - started
+        record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
+        if self.processes.is_main:
+            self._journal.append("metrics", record)
+            for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
+                self._journal.append("samples", sample)
+        self._failures.append(epoch)
+        if self.args.report_to:
+            numbers = {key: value for key, value in record.items() if value is not None}
+            self.processes.accelerator.log(numbers, step=number)
+        self._callbacks.step_end(record)
+        return record
+
+    def _collect(self, number: int, watch: Stopwatch) -> Epoch:
+        """The samples of an epoch, judged and scored."""
+        chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
+        contexts, prompts = [self.contexts[i] for i in chosen], [self._prompts[i] for i in chosen]
+        return self._rollout.collect(number, contexts, prompts, self.objective.scores_every_sample, watch)
+
+    def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
+        """Save the epochs that are done, when the next one failed before it changed anything."""
+        if done and self.processes.is_main:
+            with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
+                self._journal.save(done, self.args)
+                tell(f"a checkpoint of epoch {done} is written")
+
+    def _seconds_left(self, done: int, epoch: float) -> float:
+        """After ``done`` epochs, if one takes ``epoch`` seconds, evaluations included."""
+        return run_seconds(self.args, epoch, self._context_seconds(epoch), len(self.eval_contexts), done)
+
+    def _context_seconds(self, epoch: float) -> float:
+        """To evaluate a context: as the last evaluation took, else by the seconds of an epoch."""
+        return self._examination.seconds_per_context or guessed_context(self.args, epoch)
+
+    def _raise_if_stopped(self, stop: GentleStop, situation: str) -> None:
+        provenance.raise_if_stopped(stop, self.processes, situation, self._origin["command"])
+
+    def _evaluate_if(self, due: bool, number: int, progress: Progress, stop: GentleStop) -> bool:
+        """Measure the policy on some contexts and log it, if it is due or a callback asks for it; whether it was done.
+
+        A signal puts it off until the run is resumed.
+        """
+        asked = self.processes.any(self._callbacks.control.should_evaluate)
+        if not asked and not (due and self.eval_contexts):
+            return False
+        progress.working(f"evaluating after epoch {number}")
+        try:
+            if not self.eval_contexts:
+                raise UserError(
+                    "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
+                )
+            record = self._examination.along(number, lambda text: self._raise_if_stopped(stop, text))
+        except Interrupted:
+            return False
+        except Exception:
+            self._rescue(number, progress.note)
+            raise
+        if self.processes.is_main:
+            self._journal.append("evaluations", record)
+        means = evaluation_logs(record)
+        if self.args.report_to:
+            numbers = {name: value for name, value in means.items() if value is not None}
+            self.processes.accelerator.log(numbers, step=number)
+        self._callbacks.evaluated(means)
+        return True
+
+    def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
+        """Set up the folder or continue from a checkpoint; the number of epochs done."""
+        checkpoint = find_checkpoint(self.folder.checkpoints, resume, progress.note) if resume else None
+        if checkpoint is None and self._used:
+            raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
+        self._used, done = True, 0 if checkpoint is None else checkpoint.epoch
+        if checkpoint is not None:
+            self._continue(checkpoint, progress.note)
+            self.processes.wait()  # nobody may still be reading what is tidied up below
+        if self.processes.is_main:
+            if not resume:
+                require_place(self.folder, self.args.overwrite_output_dir, self._sources)
+                remove_run(self.folder)
+            self._journal.begin(checkpoint, self.args)
+            write_lines(self.folder.tuned_on, sorted(set(prompt_digests(self.contexts))))
+            # Not to be overwritten by whoever repeats it from this file.
+            settings = self.args.replace(overwrite_output_dir=False).to_mapping()
+            write_yaml(self.folder.config, {**self._inputs, **settings, "origin": self._origin})
+        for notice in usage.notices(self._origin["sampling"]):
+            progress.note(notice)
+        if self.args.report_to:
+            self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
+        self.processes.wait()
+        self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+        logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
+        self._callbacks.begin(self.args, done, self.processes.from_main(logged))
+        self._notices.of_start(progress.note)
+        last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
+        if self.processes.any(last != done):
+            self._evaluate_if(self.args.evaluates_after(done), done, progress, stop)
+            self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+        return done
+
+    def _continue(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
+        """Take up a checkpoint, unless the run would become another one."""
+        asked, then = self.args, provenance.begun_with(checkpoint.state)
+        self.args = schedule.continued(asked, then, checkpoint.epoch)
+        self._updater = dataclasses.replace(self._updater, config=self.args)
+        kept = kept_epochs(self.folder.checkpoints)
+        notices = provenance.check_resume(
+            checkpoint.epoch, checkpoint.state, self.args, self._origin, self.folder.checkpoints, kept
+        )
+        for notice in (*notices, *schedule.kept_defaults(asked, self.args, then)):
+            tell(notice)
+        self._trainable.restore(checkpoint)
+        tell(f"continuing after epoch {checkpoint.epoch}")
+
+    def _save_if(self, due: bool, number: int) -> bool:
+        """Write a checkpoint if it is due, or if a callback asks for one or for the end; whether it was written."""
+        control = self._callbacks.control
+        if not due and not self.processes.any(control.should_save or control.should_training_stop):
+            return False
+        if self.processes.is_main:
+            self._journal.save(number, self.args)
+        self._callbacks.saved()
+        self.processes.wait()
+        return True
