@@ -125,8 +125,8 @@ def serve_sampling(spec: Record, link: Link) -> None:
     from cdpg import CDPGConfig
     from cdpg.contexts.contexts import load_contexts
     from cdpg.models.loading import load_model
-    from cdpg.models.transformer import pad
     from cdpg.models.sampling import sample_chunks
+    from cdpg.models.transformer import pad
     from cdpg.models.uniforms import UniformStream
 
     config = CDPGConfig(device="cpu", max_completion_length=spec["tokens"])

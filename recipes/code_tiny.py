@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python recipes/code_tiny.py
 
-One command makes all that the package carries for the code tasks: the lists of signatures (``cdpg/data/code``), the
-tokenizer and the model (``cdpg/data/models/code-tiny``). The files of the standard library are split by a seed; the
-model sees functions of the first part alone, and signatures to tune and to evaluate on come from the others.
-The work folder holds a checkpoint for every pass over the data: the same command goes on from the last one.
+One command makes all that the package carries for the code tasks: the lists of signatures (``cdpg/tasks/code/data``),
+the tokenizer and the model (``cdpg/assets/models/code-tiny``). The files of the standard library are split by a seed;
+the model sees functions of the first part alone, and signatures to tune and to evaluate on come from the others. The
+work folder holds a checkpoint for every pass over the data: the same command goes on from the last one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from code_tiny_data import (
 
 logger = logging.getLogger("code_tiny")
 
-DATA = Path(__file__).resolve().parent.parent / "src" / "cdpg" / "data"
+DATA = Path(__file__).resolve().parent.parent / "src" / "cdpg"
+SIGNATURES = Path("tasks", "code", "data")
+MODEL = Path("assets", "models", "code-tiny")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,12 +257,12 @@ def make(
     """Tokenizer, lists, model and card, from functions to learn from and functions of held-out files."""
     tokenizer = train_tokenizer((signature + body for signature, body in pairs), recipe.vocabulary)
     rows, held_out = encode(pairs, tokenizer), encode(unseen, tokenizer)
-    evaluation = write_signatures(output / "code", tokenizer, recipe)
+    evaluation = write_signatures(output / SIGNATURES, tokenizer, recipe)
     model = new_model(tokenizer, recipe)
     logger.info("%d functions, %d held out, %d parameters", len(rows), len(held_out), model.num_parameters())
 
     minutes = train(model, rows, held_out, tokenizer.pad_token_id, recipe, work)
-    folder = output / "models" / "code-tiny"
+    folder = output / MODEL
     write_model(model, tokenizer, folder)
     whole = [row for row in held_out if len(row.tokens) - row.prompt >= recipe.stub_tokens]
     learnt = [row for row in rows if len(row.tokens) - row.prompt >= recipe.stub_tokens]
@@ -280,7 +282,7 @@ def make(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=DATA, help="folder for code/ and models/code-tiny/")
+    parser.add_argument("--output", type=Path, default=DATA, help="folder for tasks/code/data/ and assets/models/")
     parser.add_argument("--work", type=Path, default=Path("runs/code-tiny-base"), help="folder for checkpoints")
     parser.add_argument("--epochs", type=int, default=Recipe.epochs, help="passes over the training functions")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
@@ -294,8 +296,8 @@ def main() -> None:
     seen = set(pairs)
     unseen = [pair for pair in functions(files.evaluation) if pair not in seen]
     if options.measure_only is not None:
-        listed = (options.output / "code" / "signatures_evaluation.txt").read_text(encoding="utf-8").splitlines()
-        folder = options.output / "models" / "code-tiny"
+        listed = (options.output / SIGNATURES / "signatures_evaluation.txt").read_text(encoding="utf-8").splitlines()
+        folder = options.output / MODEL
         figures = evaluate(folder, listed[: options.measure_only], unseen, pairs, recipe.seed)
         logger.info("%s", json.dumps({"training_pairs": len(pairs), **figures}, indent=2))
         return

@@ -1,6 +1,6 @@
 """Write the sentences and articles of the offline presets, which the package holds as data.
 
-    python recipes/task_texts.py [--output src/cdpg/data]
+    python recipes/task_texts.py [--output src/cdpg/tasks]
 
 The grammars of ``recipes/corpora`` compose them. A file has a row of JSON for each text and what it should become.
 """
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from corpora import Pair, news_pairs, translation_pairs
 
-DATA = Path(__file__).resolve().parent.parent / "src" / "cdpg" / "data"
+DATA = Path(__file__).resolve().parent.parent / "src" / "cdpg" / "tasks"
 TEXTS = {
-    "translation/sentences_tuning.jsonl": (translation_pairs, "tune", 3000),
-    "translation/sentences_evaluation.jsonl": (translation_pairs, "held-out", 300),
-    "summarization/articles_tuning.jsonl": (news_pairs, "tune", 1500),
-    "summarization/articles_evaluation.jsonl": (news_pairs, "held-out", 200),
+    "translation/data/sentences_tuning.jsonl": (translation_pairs, "tune", 3000),
+    "translation/data/sentences_evaluation.jsonl": (translation_pairs, "held-out", 300),
+    "summarization/data/articles_tuning.jsonl": (news_pairs, "tune", 1500),
+    "summarization/data/articles_evaluation.jsonl": (news_pairs, "held-out", 200),
 }
 """For each file the grammar, the split and the number of rows."""
 

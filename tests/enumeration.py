@@ -13,13 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from cdpg import CDPGConfig
 from cdpg.contexts.contexts import Context
+from cdpg.methods.base import Credit, WeightedCredit
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.models.loading import load_model
-from cdpg.models.tabular import TabularModel
-from cdpg.methods.base import Credit, Epoch, WeightedCredit
-from cdpg.training.optimization import accumulate
 from cdpg.models.sampling import Samples
 from cdpg.models.scoring import score_samples
+from cdpg.models.tabular import TabularModel
+from cdpg.rollout.rollout import Rollout
+from cdpg.training.optimization import accumulate
 
 LETTERS = ("a", "b", "c")
 MAX_LENGTH = 3
@@ -109,9 +110,9 @@ class Universe:
         ]
         return torch.tensor(table, dtype=torch.float64)
 
-    def epoch(self, b: Tensor, log_q: Tensor, log_a: Tensor, valid: Tensor | None = None) -> Epoch:
+    def epoch(self, b: Tensor, log_q: Tensor, log_a: Tensor, valid: Tensor | None = None) -> Rollout:
         """The record that the production objectives take."""
-        return Epoch(
+        return Rollout(
             number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool) if valid is None else valid,
             failed=torch.zeros_like(b, dtype=torch.bool), log_q=log_q, log_a=log_a,
             lengths=self.samples.lengths, samples=self.samples,
@@ -125,7 +126,9 @@ class Universe:
             model, WeightedCredit(epoch, coefficients, follows_policy=False), epoch, tokens_per_pass
         )
 
-    def credit_gradient(self, model: LanguageModel, credit: Credit, epoch: Epoch, tokens_per_pass: int = 300) -> Tensor:
+    def credit_gradient(
+        self, model: LanguageModel, credit: Credit, epoch: Rollout, tokens_per_pass: int = 300
+    ) -> Tensor:
         model.module.zero_grad(set_to_none=True)
         rows = self.rows[credit.active]
         accumulate(model, credit, epoch, rows, float(len(self.samples.contexts)), tokens_per_pass)

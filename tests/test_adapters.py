@@ -20,8 +20,8 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.cli import app
 from cdpg.errors import UserError
 from cdpg.models.loading import load_model
-from cdpg.storage.provenance import weights_digest
 from cdpg.models.scoring import score_samples
+from cdpg.storage.provenance import weights_digest
 from enumeration import tabular
 
 peft = pytest.importorskip("peft")

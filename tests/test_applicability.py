@@ -14,17 +14,17 @@ import torch
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.preflight.advice import Look, advise
 from cdpg.config import Method
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.training.failures import FailureLog
-from cdpg.models.base import LanguageModel
 from cdpg.methods import make_objective
-from cdpg.training.optimization import accumulate
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.models.base import LanguageModel
+from cdpg.preflight.advice import Look, advise
 from cdpg.sandbox.limits import Limits
+from cdpg.storage.run_folder import read_jsonl
+from cdpg.training.failures import FailureLog
+from cdpg.training.optimization import accumulate
 from enumeration import Universe, contexts_of, flat_gradient, tabular
 from test_workers import outcome
 

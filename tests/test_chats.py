@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.cli import app
 from cdpg.constraints.judge import Judge
+from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.storage.run_folder import read_jsonl
 from cdpg.messages.terms import on_command_line
+from cdpg.storage.run_folder import read_jsonl
 
 USER = {"role": "user", "content": "two dogs"}
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -11,15 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
-from cdpg.preflight.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
 from cdpg.cli import app
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
-from cdpg.preflight.probe import take
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import TextMeasure
-from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
+from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
+from cdpg.preflight.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
+from cdpg.preflight.probe import take
+from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
 
 
 def look(hits: list[float], **changes: Any) -> Look:

@@ -19,10 +19,17 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from cdpg.storage import checkpoints
-from cdpg.system import files
-from cdpg.storage.checkpoints import CorruptCheckpoint, find_checkpoint, kept_epochs, latest_checkpoint, load_checkpoint, save_checkpoint
 from cdpg.errors import RunError, UserError
+from cdpg.storage import checkpoints
+from cdpg.storage.checkpoints import (
+    CorruptCheckpoint,
+    find_checkpoint,
+    kept_epochs,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from cdpg.system import files
 
 # Every function through which a save changes the file system.
 CHANGES = (

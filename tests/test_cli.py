@@ -20,15 +20,14 @@ from typer.testing import CliRunner
 
 import tiny
 import warm
-from cdpg.jobs import comparison
-from cdpg.cli import app, main
-from cdpg.cli import completion
+from cdpg.cli import app, completion, main
 from cdpg.cli.output import finish_run
+from cdpg.cli.tables import print_models
 from cdpg.constraints.named import load_constraint
 from cdpg.errors import UserError
+from cdpg.jobs import comparison
 from cdpg.jobs.job import Inputs, Job
 from cdpg.storage.run_folder import JsonlFile, RunFolder, read_jsonl, write_json, write_yaml
-from cdpg.cli.tables import print_models
 
 CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
 SMALL = ["--set", "max_completion_length=6", "--set", "num_generations=4", "--set", "contexts_per_epoch=2"]

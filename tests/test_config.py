@@ -16,8 +16,8 @@ from cdpg import CDPGTrainer
 from cdpg.cli import app
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.errors import UserError
-from cdpg.messages.foreign_names import _ANSWERS, _FAMILIES, answer, unknown_setting
 from cdpg.jobs.job import Job, gather
+from cdpg.messages.foreign_names import _ANSWERS, _FAMILIES, answer, unknown_setting
 from cdpg.messages.terms import on_command_line
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import corpora
 import task_texts
-from cdpg.tasks.translation.constraint import digits_of, mask_numbers, numerals_of
 from cdpg.errors import UserError
+from cdpg.tasks.translation.constraint import digits_of, mask_numbers, numerals_of
 from corpora import clauses, french, lexicon, news, phrases, translation
 
 
@@ -105,7 +105,9 @@ def test_sentences_are_well_formed_in_both_languages() -> None:
 
 
 def test_translation_pairs_are_many_and_distinct() -> None:
-    lines = (task_texts.DATA / "translation" / "sentences_tuning.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (task_texts.DATA / "translation" / "data" / "sentences_tuning.jsonl").read_text(encoding="utf-8").splitlines()
+    )
     pairs = [corpora.Pair(**json.loads(line)) for line in lines]
     assert len({pair.source for pair in pairs}) == len(pairs) == 3_000
     assert len({corpora.sentence_key(pair.source) for pair in pairs}) > 2_500

@@ -11,13 +11,42 @@ import numpy as np
 import pytest
 
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.report import write_report
-from cdpg.report import page
+from cdpg.report import page, write_report
 from cdpg.report.diagnosis import diagnose, ratios_to_ideal
-from cdpg.report.outcome_rules import DEAR, LEAST_SPENT, LESS_DIVERSE, LONGER, SHORTER, TOO_DEAR, diversity_lost, farther, length_changed, needed, no_gain, too_dear, turned_away
+from cdpg.report.outcome_rules import (
+    DEAR,
+    LEAST_SPENT,
+    LESS_DIVERSE,
+    LONGER,
+    SHORTER,
+    TOO_DEAR,
+    diversity_lost,
+    farther,
+    length_changed,
+    needed,
+    no_gain,
+    too_dear,
+    turned_away,
+)
 from cdpg.report.remarks import Finding, Remark, Topic, Unjudged, Unremarkable, gathered
 from cdpg.report.study import Study
-from cdpg.report.training_rules import DEGENERATE, EMPTY_SHARE, FEW_EFFECTIVE, LEAST_EPOCHS, LEAST_MOVE, LOW_COVERAGE, NO_COVERAGE, failed_checks, learnt_nothing, low_coverage, nonfinite_steps, skipped_steps, still_moving, uneven_weights, unfinished
+from cdpg.report.training_rules import (
+    DEGENERATE,
+    EMPTY_SHARE,
+    FEW_EFFECTIVE,
+    LEAST_EPOCHS,
+    LEAST_MOVE,
+    LOW_COVERAGE,
+    NO_COVERAGE,
+    failed_checks,
+    learnt_nothing,
+    low_coverage,
+    nonfinite_steps,
+    skipped_steps,
+    still_moving,
+    uneven_weights,
+    unfinished,
+)
 from cdpg.report.values import Interval
 from report_runs import compare_folder, read_study, run_folder, run_with_pooled, write_json, write_lines
 

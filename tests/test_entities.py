@@ -11,9 +11,16 @@ import pytest
 
 pytest.importorskip("spacy")
 
-from cdpg.tasks.summarization import constraint as entities
-from cdpg.tasks.summarization.constraint import distinct_2, entities_from_source, entity_sets, labelled_entities, precision_source, recall_target
 from cdpg.errors import UserError
+from cdpg.evaluation.measures import distinct_2
+from cdpg.tasks.summarization import constraint as entities
+from cdpg.tasks.summarization.constraint import (
+    entities_from_source,
+    entity_sets,
+    labelled_entities,
+    precision_source,
+    recall_target,
+)
 
 ARTICLE = (
     "Laura Bennett met Daniel Carter in Paris on Monday. They talked about Germany and France. "

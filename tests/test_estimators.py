@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg.target.divergence import kl_policy_base, kl_target_policy, mean_over_covered
 from cdpg.evaluation.outcome import _partition_statistics
+from cdpg.target.divergence import kl_policy_base, kl_target_policy, mean_over_covered
 from cdpg.target.partition import log_partition, summarize_partition, weights
 from cdpg.target.target import log_target
 from enumeration import Universe, contexts_of, tabular

@@ -12,19 +12,30 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.tasks.summarization.constraint import labelled_entities
 from cdpg.contexts.contexts import Context
-from cdpg.models.beams import beam_search
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.tasks.code.metrics import EXHAUSTED, CodeMeasure
-from cdpg.target.divergence import kl_target_policy_pooled
 from cdpg.evaluation.measures import Measured, TextMeasure, per_output
-from cdpg.evaluation.statistics import Interval, context_means, deviation_statistic, difference, expanded_tail, interval, mean_statistic, ratio, resample, student_quantile
+from cdpg.evaluation.statistics import (
+    Interval,
+    context_means,
+    deviation_statistic,
+    difference,
+    expanded_tail,
+    interval,
+    mean_statistic,
+    ratio,
+    resample,
+    student_quantile,
+)
+from cdpg.models.beams import beam_search
+from cdpg.models.loading import load_model
+from cdpg.models.scoring import score_samples
+from cdpg.storage.run_folder import read_jsonl
+from cdpg.target.divergence import kl_target_policy_pooled
+from cdpg.tasks.code.metrics import EXHAUSTED, CodeMeasure
+from cdpg.tasks.summarization.constraint import labelled_entities
 from cdpg.tasks.summarization.metrics import SummaryMeasure
 from cdpg.tasks.translation.metrics import TranslationMeasure, bleu_statistic
-from cdpg.models.loading import load_model
-from cdpg.storage.run_folder import read_jsonl
-from cdpg.models.scoring import score_samples
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from tiny import make_model, tokenizer_for
 

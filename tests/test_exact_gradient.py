@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg.target import partition
-from cdpg.models.base import LanguageModel
 from cdpg.methods import CDPG, DPG, Reinforce
+from cdpg.models.base import LanguageModel
+from cdpg.target import partition
 from cdpg.target.target import log_target
 from enumeration import (
     Universe,

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
-from cdpg.models.beams import beam_search
-from cdpg.evaluation.measures import Measured, TextMeasure
 from cdpg.evaluation.evaluator import Examination
+from cdpg.evaluation.measures import Measured, TextMeasure
+from cdpg.models.beams import beam_search
 from cdpg.models.tabular import TabularModel
-from cdpg.rollout.sampler import Rollout, Stopwatch
+from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.storage.run_folder import read_jsonl
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from side_by_side import side_by_side
@@ -175,10 +175,10 @@ def test_blocks_have_numbers_of_their_own_and_none_of_training(tmp_path: Path) -
     assert texts[:64] != texts[64:]
     assert sum(one == other for one, other in zip(texts[:64], texts[64:], strict=True)) < 16
     config = made.args.replace(num_generations=4)
-    rollout = Rollout(made.policy, made.base, made.judge, config, made.processes)
+    rollout = Sampler(made.policy, made.base, made.judge, config, made.processes)
     prompts = made.policy.encode(held_out[:64], MAX_LENGTH)
     for number, block in enumerate((texts[:64], texts[64:])):
-        trained = rollout.collect(number, held_out[:64], prompts, True, Stopwatch()).samples.texts
+        trained = rollout.draw(number, held_out[:64], prompts, True, Stopwatch()).samples.texts
         same = sum(one == other for one, other in zip(trained, block, strict=True))
         assert same < 16, "what is measured was drawn as an epoch of training would have been"
 

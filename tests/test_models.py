@@ -20,12 +20,12 @@ from cdpg import CDPGConfig
 from cdpg.cli import app
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
+from cdpg.models.codec import Codec
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.names import locate, require_model
-from cdpg.models.codec import Codec
-from cdpg.models.transformer import TransformerModel
 from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
+from cdpg.models.transformer import TransformerModel
 from cdpg.models.uniforms import UniformStream
 
 PROMPTS = ("a", "two dogs", "the quick brown fox jumps over one lazy dog", "def add(a, b):")

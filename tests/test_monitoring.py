@@ -16,14 +16,14 @@ from accelerate import Accelerator
 from cdpg.constraints.judge import CheckFailure
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.methods.cdpg import CDPG
+from cdpg.models.sampling import Samples
+from cdpg.rollout.rollout import Rollout
+from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.system.distributed import Processes
 from cdpg.training.failures import FailureLog
 from cdpg.training.metrics import failure_records, metrics_record, sample_records
-from cdpg.methods.base import Epoch
-from cdpg.methods.cdpg import CDPG
 from cdpg.training.optimization import StepSummary
-from cdpg.system.distributed import Processes
-from cdpg.storage.run_folder import JsonlFile, read_jsonl
-from cdpg.models.sampling import Samples
 
 CONTEXTS, SAMPLES, TOKENS = 4, 5, 3
 EPSILON = 0.05
@@ -48,7 +48,7 @@ FAILURES = {
 }
 
 
-def make_epoch(number: int = 7) -> Epoch:
+def make_epoch(number: int = 7) -> Rollout:
     contexts = tuple(Context(f"prompt {row}", {}, 10 * row) for row in range(1, CONTEXTS + 1))
     samples = Samples(
         contexts=contexts,
@@ -59,7 +59,7 @@ def make_epoch(number: int = 7) -> Epoch:
         token_log_q=torch.from_numpy(TOKEN_LOG_Q),
         ended=torch.from_numpy(LENGTHS < TOKENS),
     )
-    return Epoch(
+    return Rollout(
         number=number, b=torch.from_numpy(JUDGED), valid=torch.from_numpy(VALID),
         failed=torch.from_numpy(FAILED), log_q=torch.from_numpy(LOG_Q),
         log_a=torch.from_numpy(LOG_A), lengths=torch.from_numpy(LENGTHS), samples=samples,

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.tasks.translation.constraint import NUMERALS, PLACEHOLDER, digits_of, mask_numbers, numerals_as_digits, numerals_of
 from cdpg.errors import UserError
+from cdpg.tasks.translation.constraint import (
+    NUMERALS,
+    PLACEHOLDER,
+    digits_of,
+    mask_numbers,
+    numerals_as_digits,
+    numerals_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from cdpg import CDPGConfig
 from cdpg.methods import CDPG, DPG, Reinforce, WeightedObjective, Ziegler, make_objective
-from cdpg.methods.base import Epoch
+from cdpg.rollout.rollout import Rollout
 from cdpg.training.optimization import accumulate
 from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
@@ -30,7 +30,7 @@ def partition(ratio: Array) -> Array:
     return ratio.sum(axis=1) / np.maximum(VALID.sum(axis=1), 1)
 
 
-def epoch(seed: int = 0, share: range = range(N)) -> Epoch:
+def epoch(seed: int = 0, share: range = range(N)) -> Rollout:
     return uneven_epoch(table(1), table(2), seed=seed, share=share)
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from cdpg import CDPGConfig
 from cdpg.errors import RunError
+from cdpg.methods import Objective, WeightedObjective, make_objective
 from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
-from cdpg.methods import Objective, WeightedObjective, make_objective
-from cdpg.methods.base import Epoch
-from cdpg.training.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
 from cdpg.models.uniforms import UniformStream
+from cdpg.rollout.rollout import Rollout
+from cdpg.training.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
 from uneven import VALID, Array, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
 RATE = 0.1
@@ -48,7 +48,7 @@ def make_updater(
     return Updater(policy, objective, optimizer or sgd, parameters, config, processes or Alone())
 
 
-def make_epoch(number: int = 1, share: range = range(N)) -> Epoch:
+def make_epoch(number: int = 1, share: range = range(N)) -> Rollout:
     return uneven_epoch(table(1), table(2), number=number, share=share)
 
 
@@ -248,7 +248,7 @@ class Scaled(WeightedObjective):
     def __init__(self, factor: float) -> None:
         self.factor, self.calls = factor, 0
 
-    def weights(self, epoch: Epoch) -> Tensor:
+    def weights(self, epoch: Rollout) -> Tensor:
         self.calls += 1
         return epoch.b * self.factor
 

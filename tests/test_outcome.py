@@ -12,9 +12,19 @@ import torch
 
 from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured
-from cdpg.evaluation.outcome import Outcome, _partition_statistics, ideal_means, model_means, outputs_of, partition_estimates, statistics_of, token_ranks, without_token_scores
+from cdpg.evaluation.outcome import (
+    Outcome,
+    _partition_statistics,
+    ideal_means,
+    model_means,
+    outputs_of,
+    partition_estimates,
+    statistics_of,
+    token_ranks,
+    without_token_scores,
+)
 from cdpg.evaluation.statistics import Array
-from cdpg.methods.base import Epoch
+from cdpg.rollout.rollout import Rollout
 from cdpg.target.partition import summarize_partition
 from uneven import PROMPTS, VALID, B, M, N, completions, scored, table, uneven_epoch
 
@@ -46,7 +56,7 @@ def make_outcome(beams: bool = False) -> Outcome:
     )
 
 
-def _block(share: range) -> Epoch:
+def _block(share: range) -> Rollout:
     """The record of some contexts, which knows of no others."""
     own = slice(share.start, share.stop)
     block = uneven_epoch(table(1), table(2), share=share)

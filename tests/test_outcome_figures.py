@@ -17,10 +17,10 @@ from cdpg.contexts.contexts import Context
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.outcome import Outcome, outputs_of, partition_estimates, statistics_of
-from cdpg.evaluation.statistics import expanded_tail, interval, mean_statistic, resample
 from cdpg.evaluation.results import Evaluation
-from cdpg.methods.base import Epoch
+from cdpg.evaluation.statistics import expanded_tail, interval, mean_statistic, resample
 from cdpg.models.sampling import Samples
+from cdpg.rollout.rollout import Rollout
 
 Array = npt.NDArray[Any]
 EPSILON = 0.05
@@ -76,7 +76,7 @@ class Drawn:
         ended = torch.from_numpy(self.ended).double()
         return Outcome(contexts=contexts, blocks=blocks, texts=texts, ended=ended, **(parts | changes))
 
-    def _block(self, contexts: tuple[Context, ...], start: int, stop: int) -> Epoch:
+    def _block(self, contexts: tuple[Context, ...], start: int, stop: int) -> Rollout:
         count = stop - start
         lengths = torch.from_numpy(self.lengths[start:stop])
         empty = torch.zeros(count, SAMPLES, 9, dtype=torch.float64)
@@ -87,7 +87,7 @@ class Drawn:
         b, valid, failed, log_q, log_a = (
             torch.from_numpy(table[start:stop]) for table in (self.b, self.valid, self.failed, self.log_q, self.log_a)
         )
-        return Epoch(
+        return Rollout(
             number=0, b=b, valid=valid, failed=failed, log_q=log_q, log_a=log_a, lengths=lengths, samples=samples,
             token_log_a=empty,
             first_context=0, total=lambda tensor: tensor,

@@ -24,11 +24,11 @@ from cdpg.contexts.contexts import Context
 from cdpg.models.base import Decoding, Prompt, Rows
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model
+from cdpg.models.sampling import assemble, sample_chunks
 from cdpg.models.tabular import TabularModel
 from cdpg.models.transformer import TransformerModel
-from cdpg.rollout.sampler import Rollout, Stopwatch
-from cdpg.models.sampling import assemble, sample_chunks
 from cdpg.models.uniforms import UniformStream
+from cdpg.rollout.sampler import Sampler, Stopwatch
 
 PROMPT = tuple(range(40, 47))
 
@@ -175,8 +175,8 @@ def test_log_q_of_inexact_samples_is_scored_again(every_sample: bool) -> None:
     epochs = []
     for kind in (Coarse, TabularModel):
         policy = kind(uneven.PROMPTS, uneven.LETTERS, 3, seed=6)
-        rollout = Rollout(policy, uneven.table(2), Judge(has_a), config, Alone())  # type: ignore[arg-type]
-        epoch = rollout.collect(1, contexts, prompts, every_sample, Stopwatch())
+        rollout = Sampler(policy, uneven.table(2), Judge(has_a), config, Alone())  # type: ignore[arg-type]
+        epoch = rollout.draw(1, contexts, prompts, every_sample, Stopwatch())
         epochs.append(epoch)
         samples = epoch.samples
         for context in range(5):

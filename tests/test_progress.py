@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from cdpg.system import memory
 from cdpg.config import CDPGConfig
-from cdpg.training.forecast import final_contexts, guessed_context, run_seconds
+from cdpg.evaluation.plan import final_contexts
+from cdpg.messages.text import plain_text, safe_text
+from cdpg.system import memory
+from cdpg.training.forecast import guessed_context, run_seconds
 from cdpg.training.notices import Notices
-from cdpg.training.progress import Progress, outlook, plain_text, safe_text
+from cdpg.training.progress import Progress, outlook
 
 
 class Clock:

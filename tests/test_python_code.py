@@ -16,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpg.tasks.code import constraint as python_code
-from cdpg.tasks.code.constraint import FunctionEnd, ast_nodes, compile_outcome, compile_outcomes, compiles, function_source, pep8_clean, pep8_codes
+from cdpg.tasks.code.constraint import (
+    FunctionEnd,
+    ast_nodes,
+    compile_outcome,
+    compile_outcomes,
+    compiles,
+    function_source,
+    pep8_clean,
+    pep8_codes,
+)
 
 SIGNATURE = "def f(x):"
 

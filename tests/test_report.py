@@ -22,7 +22,6 @@ import pytest
 import yaml
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.system import files
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import write_figures, write_report
@@ -38,6 +37,7 @@ from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
 from cdpg.report.values import Interval, distinct, interval, number, short, text, visible
 from cdpg.report.writing import write_whole
+from cdpg.system import files
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from report_runs import (
     METHODS,

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.report import write_figures, write_report
-from cdpg.report import charts, page
+from cdpg.report import charts, page, write_figures, write_report
 from cdpg.report.assembly import read_studies
 from cdpg.report.blocks import JUDGED_ALIKE, judged_apart
 from cdpg.report.figures import figures_of

@@ -18,10 +18,10 @@ from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import Prompt, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
-from cdpg.methods.base import Epoch
-from cdpg.system.distributed import Processes
-from cdpg.rollout.sampler import Rollout, Stopwatch
+from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.functions import note_exhaustion
+from cdpg.system.distributed import Processes
 from side_by_side import side_by_side
 
 TEXTS = ("b b b b", "a", "c c c", "a b", "c")
@@ -59,28 +59,28 @@ def check(prompts: list[str], completions: list[str], initial: list[str], **colu
     return [verdict(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
 
-def rollout(processes: Processes | None = None, **changes: Any) -> Rollout:
+def rollout(processes: Processes | None = None, **changes: Any) -> Sampler:
     parts: dict[str, Any] = {"policy": table(1), "base": table(2), "judge": Judge(check), "config": CONFIG} | changes
-    return Rollout(processes=processes or Processes(Accelerator(cpu=True)), **parts)
+    return Sampler(processes=processes or Processes(Accelerator(cpu=True)), **parts)
 
 
-def collect(made: Rollout, number: int = 1, every_sample: bool = False, **options: Any) -> Epoch:
+def collect(made: Sampler, number: int = 1, every_sample: bool = False, **options: Any) -> Rollout:
     prompts = made.policy.encode(CONTEXTS, 3)
-    return made.collect(number, CONTEXTS, prompts, every_sample, Stopwatch(), **options)
+    return made.draw(number, CONTEXTS, prompts, every_sample, Stopwatch(), **options)
 
 
 @pytest.fixture(scope="module")
-def epoch() -> Epoch:
+def epoch() -> Rollout:
     return collect(rollout())
 
 
-def verdicts(epoch: Epoch) -> Tensor:
+def verdicts(epoch: Rollout) -> Tensor:
     """b of every sample, from its text and its prompt; NaN where the check fails, −1 where it does not apply."""
     found = [[verdict(text, sample) for sample in row] for text, row in zip(TEXTS, epoch.samples.texts, strict=True)]
     return torch.tensor([[-1.0 if b is None else b for b in row] for row in found], dtype=torch.float64)
 
 
-def probabilities(model: TabularModel, epoch: Epoch) -> Tensor:
+def probabilities(model: TabularModel, epoch: Rollout) -> Tensor:
     """``[context, sample]``: log-probabilities, from the table itself."""
     outcomes = {outcome: place for place, outcome in enumerate(model.outcomes())}
     log_probs = model.log_prob_table().detach()
@@ -91,7 +91,7 @@ def probabilities(model: TabularModel, epoch: Epoch) -> Tensor:
     return log_probs.gather(1, torch.tensor(drawn))
 
 
-def test_every_sample_is_judged_with_its_own_context(epoch: Epoch) -> None:
+def test_every_sample_is_judged_with_its_own_context(epoch: Rollout) -> None:
     expected = verdicts(epoch)
     failed = expected.isnan()
     assert 3 <= int(failed.sum()) < failed.numel() / 2
@@ -102,7 +102,7 @@ def test_every_sample_is_judged_with_its_own_context(epoch: Epoch) -> None:
     assert torch.equal(epoch.b, expected.nan_to_num(0.0).clamp(min=0.0))
 
 
-def test_failures_are_those_of_their_samples_over_all_chunks(epoch: Epoch) -> None:
+def test_failures_are_those_of_their_samples_over_all_chunks(epoch: Rollout) -> None:
     rows = verdicts(epoch).isnan().flatten().nonzero()[:, 0].tolist()
     assert list(epoch.failures) == rows
     assert max(rows) // CONFIG.rows_per_pass > min(rows) // CONFIG.rows_per_pass, "they are of several chunks"
@@ -112,7 +112,7 @@ def test_failures_are_those_of_their_samples_over_all_chunks(epoch: Epoch) -> No
     assert epoch.checks == {"failed_value": len(rows), "exhausted_size": exhausted}
 
 
-def test_samples_are_scored_by_the_model_that_they_are_said_to_be_of(epoch: Epoch) -> None:
+def test_samples_are_scored_by_the_model_that_they_are_said_to_be_of(epoch: Rollout) -> None:
     log_q, log_a = probabilities(table(1), epoch), probabilities(table(2), epoch)
     assert torch.allclose(epoch.log_q, log_q, atol=1e-12)
     satisfying = epoch.b > 0
@@ -136,7 +136,7 @@ def test_log_q_is_scored_again_where_sampling_is_not_exact() -> None:
     assert torch.allclose(epoch.samples.log_q, epoch.log_q, atol=1e-12)
 
 
-def test_epochs_streams_and_seeds_have_numbers_of_their_own(epoch: Epoch) -> None:
+def test_epochs_streams_and_seeds_have_numbers_of_their_own(epoch: Rollout) -> None:
     for again in (collect(rollout()), collect(rollout(), stream="train")):
         assert again.samples.texts == epoch.samples.texts
     others = [
@@ -149,7 +149,7 @@ def test_epochs_streams_and_seeds_have_numbers_of_their_own(epoch: Epoch) -> Non
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_processes_draw_and_know_what_one_does(epoch: Epoch, count: int) -> None:
+def test_several_processes_draw_and_know_what_one_does(epoch: Rollout, count: int) -> None:
     found = side_by_side(count, lambda processes: collect(rollout(processes)))
     assert sum((part.samples.texts for part in found), ()) == epoch.samples.texts
     first = 0
@@ -179,7 +179,7 @@ def test_time_is_booked_to_the_stage_that_took_it() -> None:
     base = Slow(TEXTS, ("a", "b", "c"), max_length=3)
     watch = Stopwatch()
     made = rollout(judge=Judge(slow_check), base=base, config=CONFIG.replace(tokens_per_pass=10_000))
-    made.collect(1, CONTEXTS, made.policy.encode(CONTEXTS, 3), False, watch)
+    made.draw(1, CONTEXTS, made.policy.encode(CONTEXTS, 3), False, watch)
     assert watch.seconds["constraint"] >= 0.05 * calls
     assert watch.seconds["base"] >= 0.1
     assert set(watch.seconds) == {"sampling", "constraint", "base"}
@@ -205,7 +205,7 @@ def test_scoring_log_q_again_is_sampling() -> None:
 
     watch = Stopwatch()
     made = rollout(policy=Inexact(TEXTS, ("a", "b", "c"), max_length=3))
-    made.collect(1, CONTEXTS, made.policy.encode(CONTEXTS, 3), False, watch)
+    made.draw(1, CONTEXTS, made.policy.encode(CONTEXTS, 3), False, watch)
     assert watch.seconds["sampling"] >= 0.1
     assert set(watch.seconds) == {"sampling", "constraint", "base"}
 
@@ -219,7 +219,7 @@ class AtAB:
         return completion.partition("b")[0] if "b" in completion else None
 
 
-def test_samples_end_where_the_stop_rule_says(epoch: Epoch) -> None:
+def test_samples_end_where_the_stop_rule_says(epoch: Rollout) -> None:
     texts = [text for row in collect(rollout(stop=AtAB())).samples.texts for text in row]
     assert texts == [text.partition("b")[0] for row in epoch.samples.texts for text in row]
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.system import files
-from cdpg.storage.checkpoints import load_checkpoint, save_checkpoint
 from cdpg.models.tabular import TabularModel
+from cdpg.storage.checkpoints import load_checkpoint, save_checkpoint
 from cdpg.storage.run_folder import JsonlFile, RunFolder, costs, read_jsonl, write_folder, write_json
+from cdpg.system import files
 
 TUNED = [f"tuned {place}" for place in range(6)]
 HELD_OUT = [f"held out {place}" for place in range(2)]

@@ -76,7 +76,8 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def hold(folder: Path, then: str) -> str:
-    return f"import os, time\nfrom cdpg.storage.run_folder import RunFolder\nRunFolder({str(folder)!r}).__enter__()\n{then}"
+    imports = "import os, time\nfrom cdpg.storage.run_folder import RunFolder"
+    return f"{imports}\nRunFolder({str(folder)!r}).__enter__()\n{then}"
 
 
 def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path: Path) -> None:
@@ -304,7 +305,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 def test_sigkill_at_random_moments_tears_at_most_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     code = (
-        f"from pathlib import Path\nfrom cdpg.storage.run_folder import JsonlFile\nfile = JsonlFile(Path({str(path)!r}))\n"
+        "from pathlib import Path\nfrom cdpg.storage.run_folder import JsonlFile\n"
+        f"file = JsonlFile(Path({str(path)!r}))\n"
         "for epoch in range(10**9):\n"
         "    file.append({'epoch': epoch, 'text': 'x' * 5000})\n"
         "    if epoch == 0: print('started', flush=True)\n"

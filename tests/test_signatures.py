@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cdpg.tasks.code.constraint import compiles, pep8_clean
 from cdpg.errors import UserError
-from cdpg.tasks.code.signatures import Definition, definitions, python_files, read_source, signatures_in, split_files, split_signatures, standard_library
+from cdpg.tasks.code.constraint import compiles, pep8_clean
+from cdpg.tasks.code.signatures import (
+    Definition,
+    definitions,
+    python_files,
+    read_source,
+    signatures_in,
+    split_files,
+    split_signatures,
+    standard_library,
+)
 
 SOURCE = '''\
 import os
@@ -133,7 +142,7 @@ def test_the_standard_library_gives_signatures() -> None:
 
 
 def shipped(name: str) -> list[str]:
-    text = files("cdpg").joinpath("data", "code", f"signatures_{name}.txt").read_text(encoding="utf-8")
+    text = files("cdpg").joinpath("tasks", "code", "data", f"signatures_{name}.txt").read_text(encoding="utf-8")
     return text.splitlines()
 
 
@@ -149,7 +158,7 @@ def test_shipped_lists_are_disjoint_and_can_be_satisfied() -> None:
     assert tests <= len(both) / 2
 
 
-MODEL = Path(str(files("cdpg").joinpath("data", "models", "code-tiny")))
+MODEL = Path(str(files("cdpg").joinpath("assets", "models", "code-tiny")))
 needs_model = pytest.mark.skipif(not (MODEL / "README.md").is_file(), reason="made by recipes/code_tiny.py")
 
 

@@ -27,11 +27,11 @@ from transformers import (
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.storage.card import card
-from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.models.loading import load_model
+from cdpg.storage.card import card
 from cdpg.storage.usage import facts, program, stop_code
+from cdpg.tasks.code.constraint import FunctionEnd
 
 YES = 0.65
 DRAWS = 400

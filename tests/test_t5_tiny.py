@@ -15,7 +15,7 @@ import corpora
 from cdpg.config import CDPGConfig
 from cdpg.models.loading import load_model
 
-FOLDER = Path(__file__).parents[1] / "src" / "cdpg" / "data" / "models" / "t5-tiny"
+FOLDER = Path(__file__).parents[1] / "src" / "cdpg" / "assets" / "models" / "t5-tiny"
 pytestmark = pytest.mark.skipif(not (FOLDER / "README.md").is_file(), reason="made by recipes/t5_tiny.py")
 
 

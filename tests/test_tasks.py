@@ -19,16 +19,16 @@ from typer.testing import CliRunner
 
 from cdpg import constraints
 from cdpg.cli import app
-from cdpg.jobs.comparison import ComparisonRun, comparison_runs
 from cdpg.config import CDPGConfig
-from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.evaluator import HeldOut
+from cdpg.jobs.comparison import ComparisonRun, comparison_runs
 from cdpg.jobs.job import Inputs, Job, gather, prompting
-from cdpg.system.distributed import Processes
 from cdpg.storage.provenance import versions
+from cdpg.system.distributed import Processes
 from cdpg.tasks import TASKS, find_task
+from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.tasks.code.task import follows_pep8
 from tiny import make_model, make_tokenizer, save, tokenizer_for
 

@@ -30,14 +30,14 @@ import distributed_run
 import tiny
 import warm
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.measures import TextMeasure
 from cdpg.evaluation.evaluator import Examination
+from cdpg.evaluation.measures import TextMeasure
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.run_folder import read_jsonl
 from cdpg.system.signals import GentleStop
 from cdpg.target.target import log_target
+from cdpg.tasks.code.constraint import FunctionEnd
 from enumeration import LETTERS, Universe, contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]

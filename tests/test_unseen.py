@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.storage.card import card
 from cdpg.cli import app
 from cdpg.cli.output import plan
+from cdpg.cli.tables import with_interval
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.jobs.job import Job
+from cdpg.storage.card import card
 from cdpg.storage.run_folder import read_json, read_jsonl
-from cdpg.cli.tables import with_interval
 
 MANY = {"base": {}, "cdpg": {}, "dpg": {}}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cdpg.messages import terms as wording
 from cdpg.errors import UserError
-from cdpg.storage.run_folder import JsonlFile, RunFolder
+from cdpg.messages import terms as wording
 from cdpg.messages.terms import for_caller, on_command_line, term
+from cdpg.storage.run_folder import JsonlFile, RunFolder
 
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
@@ -40,7 +40,7 @@ def options_named(path: Path) -> list[str]:
 
 def test_outside_the_command_line_no_message_names_an_option() -> None:
     files = {str(path.relative_to(SOURCE)): path for path in SOURCE.rglob("*.py")}
-    messages = {name: options_named(path) for name, path in files.items() if not name.startswith(("cli/", "data/"))}
+    messages = {name: options_named(path) for name, path in files.items() if not name.startswith(("cli/", "assets/"))}
     found = {name: texts for name, texts in messages.items() if texts}
     assert {name: texts for name, texts in found.items() if name not in NOT_MESSAGES} == {}
     assert set(NOT_MESSAGES) <= set(files)

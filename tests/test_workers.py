@@ -25,20 +25,20 @@ from accelerate import Accelerator
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.tasks.code import constraint as python_code
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import Measured
-from cdpg.training.failures import FailureLog
-from cdpg.system.distributed import Processes
-from cdpg.storage.run_folder import JsonlFile, read_jsonl
-from cdpg.sandbox.processes import Worker
-from cdpg.sandbox.protocol import as_plain, is_plain, pack, unpack
 from cdpg.sandbox.functions import reference_of
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.pool import CannotStart, Pool
+from cdpg.sandbox.processes import Worker
+from cdpg.sandbox.protocol import as_plain, is_plain, pack, unpack
 from cdpg.sandbox.reader import Reader
+from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.system.distributed import Processes
+from cdpg.tasks.code import constraint as python_code
+from cdpg.training.failures import FailureLog
 from enumeration import contexts_of, tabular
 
 QUICK = Limits(workers=2, seconds=1.0, megabytes=128)

@@ -13,14 +13,22 @@ import torch
 from torch import Tensor
 
 from cdpg import CDPGConfig
+from cdpg.methods.ziegler import (
+    Ziegler,
+    adapted_beta,
+    advantages,
+    clipped_policy_loss,
+    clipped_value_loss,
+    token_rewards,
+    whiten,
+)
 from cdpg.models.base import LanguageModel
-from cdpg.models.tabular import TabularModel
-from cdpg.methods.base import Epoch
-from cdpg.methods.ziegler import Ziegler, adapted_beta, advantages, clipped_policy_loss, clipped_value_loss, token_rewards, whiten
-from cdpg.training.optimization import Updater, accumulate
 from cdpg.models.scoring import score_samples
-from cdpg.storage.snapshot import Trainable
+from cdpg.models.tabular import TabularModel
 from cdpg.models.uniforms import UniformStream
+from cdpg.rollout.rollout import Rollout
+from cdpg.storage.snapshot import Trainable
+from cdpg.training.optimization import Updater, accumulate
 from enumeration import Universe, contexts_of, flat_gradient, four_token_transformer, relative_error, tabular
 from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, prefixes, scored, table, uneven_epoch
 
@@ -77,14 +85,14 @@ def test_beta_follows_the_kl_with_clipped_error() -> None:
     assert math.isclose(adapted_beta(0.2, 0.0, 6.0, 1000, 10_000), 0.2 * (1 - 0.2 * 0.1))
 
 
-def make_epoch(policy: LanguageModel, base: LanguageModel) -> tuple[Universe, Epoch]:
+def make_epoch(policy: LanguageModel, base: LanguageModel) -> tuple[Universe, Rollout]:
     universe = Universe.of(policy, contexts_of(3))
     token_log_q = score_samples(policy, universe.samples, universe.rows, 500)
     token_log_a = score_samples(base, universe.samples, universe.rows, 500)
     samples = universe.samples.with_log_q(token_log_q)
     universe = Universe(samples)
     b = universe.satisfied(lambda prompt, text: "a" in text)
-    epoch = Epoch(
+    epoch = Rollout(
         number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool), failed=torch.zeros_like(b, dtype=torch.bool),
         log_q=samples.log_q, log_a=token_log_a.sum(dim=2),
         lengths=samples.lengths, samples=samples, token_log_a=token_log_a, first_context=0, total=lambda t: t,

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import Prompt
-from cdpg.models.tabular import TabularModel
-from cdpg.methods.base import Epoch
 from cdpg.models.sampling import Samples
+from cdpg.models.tabular import TabularModel
+from cdpg.rollout.rollout import Rollout
 
 Array = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ def uneven_epoch(
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     b: Array = B,
     valid: Array | NDArray[np.bool_] = VALID,
-) -> Epoch:
+) -> Rollout:
     """The record of an epoch whose samples came from ``proposal``; ``share`` are this process's contexts."""
     drawn = completions(seed)
     log_q, log_a = scored(proposal, drawn), scored(base, drawn)
@@ -101,7 +101,7 @@ def uneven_epoch(
         token_log_q=torch.from_numpy(log_q[share.start : share.stop].copy()),
         ended=torch.tensor([[x[-1] == 0 for x in row] for row in own]),
     )
-    return Epoch(
+    return Rollout(
         number=number,
         b=torch.from_numpy(b.copy()),
         valid=torch.from_numpy(np.array(valid, dtype=bool)),

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import naughty
-from cdpg.tasks.summarization import constraint as entities
-from cdpg.tasks.translation import constraint as numerals
-from cdpg.tasks.code import constraint as python_code
 from cdpg.constraints.judge import Judge, Verdicts
 from cdpg.contexts.contexts import Context
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.pool import Pool
+from cdpg.tasks.code import constraint as python_code
+from cdpg.tasks.summarization import constraint as entities
+from cdpg.tasks.translation import constraint as numerals
 from hostile import BAD, fuzzed
 
 CONSTRAINTS = (

@@ -12,11 +12,11 @@ from victim import Keeper, log_of
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError
+from cdpg.methods.base import WeightedCredit
 from cdpg.models.beams import beam_search
-from cdpg.system.memory import is_out_of_memory, needed_for
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
-from cdpg.methods.base import WeightedCredit
+from cdpg.system.memory import is_out_of_memory, needed_for
 
 CPU = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(), CPU]

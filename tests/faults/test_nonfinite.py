@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.config import Method
 from cdpg.errors import RunError, UserError
-from cdpg.training.inspection import MOST_FILES
-from cdpg.models.tabular import TabularModel
 from cdpg.methods.base import WeightedCredit
 from cdpg.methods.ziegler import PPOCredit
+from cdpg.models.tabular import TabularModel
+from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.storage.run_folder import read_jsonl
+from cdpg.training.inspection import MOST_FILES
 from enumeration import contexts_of, tabular
 
 METHODS: tuple[Method, ...] = ("cdpg", "dpg", "reinforce", "ziegler")

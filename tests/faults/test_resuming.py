@@ -17,13 +17,13 @@ import yaml
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.storage import provenance, schedule
 from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.evaluation.evaluator import Examination
-from cdpg.models.tabular import TabularModel
-from cdpg.training.optimization import Updater
-from cdpg.storage.run_folder import read_jsonl
 from cdpg.messages.terms import on_command_line
+from cdpg.models.tabular import TabularModel
+from cdpg.storage import provenance, schedule
+from cdpg.storage.run_folder import read_jsonl
+from cdpg.training.optimization import Updater
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]

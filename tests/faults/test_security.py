@@ -18,11 +18,11 @@ from rich.console import Console
 import tiny
 import warm
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.storage.checkpoints import CorruptCheckpoint, _manifest_bytes, load_checkpoint
 from cdpg.cli import _status, app
 from cdpg.config import parse_overrides, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.models.loading import load_model
+from cdpg.storage.checkpoints import CorruptCheckpoint, _manifest_bytes, load_checkpoint
 from cdpg.storage.run_folder import JsonlFile, RunFolder, write_json
 from enumeration import contexts_of, tabular
 
@@ -136,7 +136,12 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
 RUNS_CODE = {"eval", "exec", "__import__", "compile", "execfile"}
 COMPILES = {"src/cdpg/tasks/code/constraint.py", "recipes/code_tiny_data.py"}
 """Compiling is not running: the check of generated functions, and the choice of sources to train on, do the former."""
-RUNS_OWN_SOURCE = {"src/cdpg/storage/usage.py", "tests/test_snippet.py", "tests/test_mutants.py", "tests/mutants/patching.py"}
+RUNS_OWN_SOURCE = {
+    "src/cdpg/storage/usage.py",
+    "tests/test_snippet.py",
+    "tests/test_mutants.py",
+    "tests/mutants/patching.py",
+}
 """These run text that is code already: the source of a stop rule's class that is loaded, the program on a card, and the
 package's own functions with a fault in them."""
 READS_PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}

@@ -68,8 +68,8 @@ class Saboteur:
         for name in ("rename", "replace", "truncate", "unlink", "rmdir", "mkdir"):
             setattr(os, name, functools.partial(self.on_path, name, getattr(os, name)))
         os.open = functools.partial(self.opened, os.open)  # type: ignore[assignment]
-        from cdpg.storage import checkpoints
         from cdpg.models import tabular
+        from cdpg.storage import checkpoints
 
         for module in (checkpoints, tabular):
             module.save_file = functools.partial(self.saved, module.save_file)  # type: ignore[attr-defined]

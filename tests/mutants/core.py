@@ -31,10 +31,10 @@ from patching import patch
 from scores import Score, describe, report, say
 
 CORE = (
-    "target", "partition", "objectives/base", "objectives/cdpg", "objectives/dpg", "objectives/reinforce",
-    "objectives/ziegler", "uniforms", "sampling", "scoring", "rollout", "optimization",
-    "evaluation/divergence", "evaluation/outcome", "evaluation/statistics", "evaluation/summary",
-    "evaluation/measures", "evaluation/unseen", "evaluation/beams", "checkpoints",
+    "models/uniforms", "models/sampling", "models/scoring", "models/beams", "target/target", "target/partition",
+    "target/divergence", "rollout/rollout", "rollout/sampler", "methods/base", "methods/cdpg", "methods/dpg",
+    "methods/reinforce", "methods/ziegler", "training/optimization", "evaluation/outcome", "evaluation/statistics",
+    "evaluation/results", "evaluation/measures", "evaluation/unseen", "storage/checkpoints",
 )  # fmt: skip
 TESTS = (
     "checkpoints", "estimators", "evaluation", "exact_gradient", "heldout", "monitoring", "objectives", "optimization",

@@ -15,7 +15,7 @@ from rich.text import Text
 from cdpg.cli import checking, results, settings, tuning
 from cdpg.cli.options import app
 from cdpg.errors import CDPGError
-from cdpg.training.progress import plain_text
+from cdpg.messages.text import plain_text
 from cdpg.system.threads import limit_spinning
 
 __all__ = ["app", "checking", "main", "results", "settings", "tuning"]

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg.system import memory
-from cdpg.preflight.advice import ENOUGH, Look, advise
 from cdpg.cli.options import app, makes_job
 from cdpg.cli.output import note, plan, quiet_transformers, shown_text
 from cdpg.jobs.job import Job
-from cdpg.training.progress import duration, plain_text
+from cdpg.messages.text import duration, plain_text
+from cdpg.preflight.advice import ENOUGH, Look, advise
+from cdpg.system import memory
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
     from cdpg.preflight.probe import DryLook, Example

@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
 from cdpg.jobs.job import Job, gather
-from cdpg.tasks import TASKS, find_task
 from cdpg.messages.terms import on_command_line
+from cdpg.tasks import TASKS, find_task
 
 _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
 """Commands in the order in which one needs them."""

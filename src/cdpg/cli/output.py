@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cdpg.cli.tables import print_models
 from cdpg.errors import CDPGError
 from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job
-from cdpg.training.progress import plain_text
+from cdpg.messages.text import plain_text
 from cdpg.storage.run_folder import RunFolder, read_json
-from cdpg.cli.tables import print_models
 
 
 def console_of_main() -> Console:

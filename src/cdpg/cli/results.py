@@ -16,22 +16,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.options import Chat, ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, System, app
 from cdpg.cli.output import console_of_main, note, quiet_transformers, show, shown_text
+from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig, read_yaml
+from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.contexts.contexts import Context, fingerprint
+from cdpg.contexts.reading import Notify
 from cdpg.errors import UserError
 from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
+from cdpg.messages.terms import on_command_line
 from cdpg.models.names import locate, require_model
 from cdpg.report.values import is_chat
-from cdpg.contexts.reading import Notify
 from cdpg.storage.run_folder import RunFolder, mapping, read_json, read_jsonl, sequence
-from cdpg.cli.tables import print_models
 from cdpg.tasks import TASKS
-from cdpg.messages.terms import on_command_line
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
 """Settings of a run that its samples depend on."""
@@ -98,8 +98,8 @@ def evaluate(
         inputs = job.load(tell, to_tune=False)
         own = _is_own(job, inputs, known, tell)
         target = output or (folder.evaluation if own else _elsewhere())
-        from cdpg.storage.card import write_evaluation
         from cdpg.jobs.comparison import evaluate_model
+        from cdpg.storage.card import write_evaluation
         from cdpg.storage.run_folder import costs, read_tuned_on, write_json
 
         quiet_transformers()

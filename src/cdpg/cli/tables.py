@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdpg.evaluation.catalogue import METRICS, POOLED, fixed
-from cdpg.training.progress import safe_text
+from cdpg.messages.text import safe_text
 
 _FIRST = ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base")
 

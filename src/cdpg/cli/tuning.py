@@ -14,12 +14,12 @@ from rich.console import Console
 
 from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
+from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.jobs.job import Job
 from cdpg.storage.overwriting import require_place
 from cdpg.storage.run_folder import RunFolder
-from cdpg.cli.tables import print_models
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder; without effect on --resume.")

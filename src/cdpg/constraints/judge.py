@@ -15,10 +15,10 @@ from cdpg.constraints.named import load_constraint
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.sandbox.coroutines import EventLoop
-from cdpg.sandbox.protocol import is_plain
 from cdpg.sandbox.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.pool import CannotStart, Failure, Outcomes, Pool
+from cdpg.sandbox.protocol import is_plain
 from cdpg.sandbox.worker import in_words, one_for_each, shown, told
 
 Constraint = Callable[..., Any]

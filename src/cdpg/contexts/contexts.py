@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cdpg.errors import UserError
 from cdpg.contexts.reading import Notify, Row, ignore_message, kind, read_rows
+from cdpg.errors import UserError
 from cdpg.messages.terms import for_caller
 
 Prompt: TypeAlias = str | tuple[Mapping[str, Any], ...]

@@ -18,24 +18,24 @@ from torch import Tensor
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context, count_tuned_on
+from cdpg.contexts.reading import ignore_message
 from cdpg.errors import UserError
-from cdpg.models.beams import beam_search
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.measures import Measure, Measured
 from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
-from cdpg.evaluation.statistics import Array, Statistic
+from cdpg.evaluation.plan import BLOCK
 from cdpg.evaluation.results import BASE, Evaluation
+from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.evaluation.unseen import TUNED_ON
-from cdpg.training.forecast import BLOCK
 from cdpg.models.base import LanguageModel, Prompt
-from cdpg.models.transformer import digest
-from cdpg.methods.base import Epoch
-from cdpg.system.distributed import Processes
-from cdpg.rollout.sampler import Rollout, Stopwatch
-from cdpg.contexts.reading import ignore_message
+from cdpg.models.beams import beam_search
 from cdpg.models.sampling import Samples, StopRule
 from cdpg.models.scoring import score_samples
+from cdpg.models.transformer import digest
+from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.reader import Reader
+from cdpg.system.distributed import Processes
 
 TUNED = "tuned"
 
@@ -116,7 +116,7 @@ class HeldOut:
         known, is_base = Known() if known is None else known, name == BASE
         contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
-        rollout = Rollout(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
+        sampler = Sampler(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
         parts: list[_Part] = []
         for number, start in enumerate(range(0, len(contexts), BLOCK)):
             tell(f"evaluating {name}: {start} of {len(contexts)} contexts")
@@ -124,12 +124,12 @@ class HeldOut:
             key = name, number, len(contexts[block])
             if key not in known.parts:
                 with model.as_base() if is_base else nullcontext():
-                    known.parts[key] = self._part(rollout, number, contexts[block], prompts[block])
+                    known.parts[key] = self._part(sampler, number, contexts[block], prompts[block])
             parts.append(known.parts[key])
         beamed = self.measure.beams > 0
         return Outcome(
             contexts=tuple(contexts),
-            blocks=tuple(part.epoch for part in parts),
+            blocks=tuple(part.rollout for part in parts),
             texts=tuple(texts for part in parts for texts in part.texts),
             beams=tuple(text for part in parts for text in part.beams) if beamed else None,
             beam_b=tuple(b for part in parts for b in part.beam_b) if beamed else None,
@@ -140,12 +140,12 @@ class HeldOut:
             unmeasured=sum((part.unmeasured for part in parts), Counter()),
         )
 
-    def _part(self, rollout: Rollout, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
+    def _part(self, sampler: Sampler, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
         """A block of contexts. Only the main process measures; the others send it their texts."""
-        model = rollout.policy
-        epoch = rollout.collect(number, contexts, prompts, True, Stopwatch(), stream="evaluation")
-        texts = self.processes.gather(epoch.samples.texts)
-        shown_ids = self.processes.gather(_first_ids(epoch.samples, SHOWN))
+        model = sampler.policy
+        rollout = sampler.draw(number, contexts, prompts, True, Stopwatch(), stream="evaluation")
+        texts = self.processes.gather(rollout.samples.texts)
+        shown_ids = self.processes.gather(_first_ids(rollout.samples, SHOWN))
         beams, beam_b = [], []
         if self.measure.beams:
             share = self.processes.share(len(prompts))
@@ -162,11 +162,11 @@ class HeldOut:
         failures: Counter[str] = Counter()
         read = partial(self.read, failures=failures)
         measured = self.measure(contexts, outputs, read) if self.processes.is_main else Measured()
-        share = range(epoch.first_context, epoch.first_context + len(epoch.samples.contexts))
-        ended = self.processes.join(epoch.samples.ended.double(), share, len(contexts))
-        tokens_drawn = sum(self.processes.gather([_tokens(epoch.samples)]), Counter())
+        share = range(rollout.first_context, rollout.first_context + len(rollout.samples.contexts))
+        ended = self.processes.join(rollout.samples.ended.double(), share, len(contexts))
+        tokens_drawn = sum(self.processes.gather([_tokens(rollout.samples)]), Counter())
         return _Part(
-            without_token_scores(epoch), texts, beams, beam_b, shown_ids, measured, tokens_drawn, ended, failures
+            without_token_scores(rollout), texts, beams, beam_b, shown_ids, measured, tokens_drawn, ended, failures
         )
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class HeldOut:
             found.append(known.scores[key])
         return torch.cat(found)
 
-    def _block_scores(self, model: LanguageModel, block: Epoch) -> Tensor:
+    def _block_scores(self, model: LanguageModel, block: Rollout) -> Tensor:
         satisfying = (block.own(block.b) > 0).nonzero()[:, 0]
         scores = score_samples(model, block.samples, satisfying, self.config.tokens_per_pass).sum(dim=2)
         share = range(block.first_context, block.first_context + len(block.samples.contexts))
@@ -263,7 +263,7 @@ class Examination:
 class _Part:
     """A block of contexts, sampled and measured."""
 
-    epoch: Epoch
+    rollout: Rollout
     texts: Sequence[tuple[str, ...]]
     beams: Sequence[str]
     beam_b: Sequence[float]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from cdpg.tasks.summarization.constraint import distinct_2
 from cdpg.contexts.contexts import Context
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.sandbox.reader import Apply, directly
@@ -57,3 +57,10 @@ class TextMeasure:
 def per_output(outputs: Sequence[Sequence[str]], feature: Callable[[str], float]) -> Array:
     """A function of a text applied to each output, ``[context, output]``."""
     return np.array([[feature(text) for text in texts] for texts in outputs], dtype=np.float64)
+
+
+def distinct_2(text: str) -> float:
+    """Distinct bigrams over bigrams of words between blanks; 0 for a text of fewer than two words."""
+    words = text.split()
+    bigrams = list(itertools.pairwise(words))
+    return len(set(bigrams)) / len(bigrams) if bigrams else 0.0

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from cdpg.contexts.contexts import Context
-from cdpg.target.divergence import kl_policy_base, kl_target_policy
 from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.statistics import Array, Statistic, context_means, deviation_statistic, mean_statistic, quotient
-from cdpg.methods.base import Epoch
+from cdpg.rollout.rollout import Rollout
+from cdpg.target.divergence import kl_policy_base, kl_target_policy
 from cdpg.target.target import log_target
 
 SHOWN = 4
@@ -27,7 +27,7 @@ class Outcome:
     """Ancestral samples of a model with everything known of them; contexts are those of all processes."""
 
     contexts: tuple[Context, ...]
-    blocks: tuple[Epoch, ...]
+    blocks: tuple[Rollout, ...]
     """The samples, some contexts at a time, in the order of the contexts; every sample is scored by the base."""
     texts: tuple[tuple[str, ...], ...]
     """``[context][sample]``."""
@@ -58,7 +58,7 @@ class Outcome:
         return {name: np.where(valid, values, np.nan) for name, values in self.measured.features.items()}
 
 
-def without_token_scores(block: Epoch) -> Epoch:
+def without_token_scores(block: Rollout) -> Rollout:
     """Without what is of no use after the tables are made, and large: the log-probabilities of single tokens.
 
     NaN, which takes no room, is in their place: whoever used them would notice.

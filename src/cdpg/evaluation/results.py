@@ -12,12 +12,31 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.catalogue import LEFT_OUT, METRICS, POOLED
-from cdpg.target.divergence import kl_target_policy_pooled
-from cdpg.evaluation.outcome import Outcome, ideal_means, model_means, outputs_of, partition_estimates, statistics_of, token_ranks
-from cdpg.evaluation.statistics import CONFIDENCE, RESAMPLES, Array, Statistic, difference, interval, mean_statistic, quotient, ratio, resample
+from cdpg.evaluation.outcome import (
+    Outcome,
+    ideal_means,
+    model_means,
+    outputs_of,
+    partition_estimates,
+    statistics_of,
+    token_ranks,
+)
+from cdpg.evaluation.statistics import (
+    CONFIDENCE,
+    RESAMPLES,
+    Array,
+    Statistic,
+    difference,
+    interval,
+    mean_statistic,
+    quotient,
+    ratio,
+    resample,
+)
 from cdpg.evaluation.unseen import APPLIED, TUNED_ON, warning
-from cdpg.target.target import log_target
 from cdpg.messages.terms import term
+from cdpg.target.divergence import kl_target_policy_pooled
+from cdpg.target.target import log_target
 
 BASE = "base"
 _OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")

@@ -12,24 +12,24 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from cdpg.storage import overwriting, schedule
-from cdpg.storage.card import write_evaluation
 from cdpg.config import CDPGConfig, read_yaml
+from cdpg.contexts.reading import ignore_message
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.results import BASE, Evaluation
-from cdpg.system.files import refuse_links
 from cdpg.evaluation.evaluator import TUNED, HeldOut
+from cdpg.evaluation.results import BASE, Evaluation
 from cdpg.jobs.job import Inputs, Job
+from cdpg.messages.terms import term
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
-from cdpg.system.distributed import processes_in_all
+from cdpg.storage import overwriting, schedule
+from cdpg.storage.card import write_evaluation
 from cdpg.storage.provenance import how_to_resume, raise_if_stopped, versions
-from cdpg.contexts.reading import ignore_message
 from cdpg.storage.run_folder import RunFolder, costs, mapping, read_json, write_json, write_yaml
+from cdpg.system.distributed import processes_in_all
+from cdpg.system.files import refuse_links
 from cdpg.system.signals import GentleStop
 from cdpg.training.trainer import CDPGTrainer
-from cdpg.messages.terms import term
 
 FILE = "comparison.json"
 

@@ -7,19 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdpg.contexts.chats import as_chats
 from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
 from cdpg.constraints.named import load_constraint
-from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, count_tuned_on, groups, load_contexts, prompt_digests, whole_groups
+from cdpg.contexts.chats import as_chats
+from cdpg.contexts.contexts import (
+    DEFAULT_COLUMN,
+    Context,
+    count_tuned_on,
+    groups,
+    load_contexts,
+    prompt_digests,
+    whole_groups,
+)
+from cdpg.contexts.reading import Notify
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.messages.foreign_names import unknown_setting
+from cdpg.messages.terms import term
 from cdpg.models.names import locate
-from cdpg.contexts.reading import Notify
+from cdpg.models.uniforms import UniformStream
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable
-from cdpg.models.uniforms import UniformStream
-from cdpg.messages.terms import term
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
     from cdpg.models.sampling import StopRule

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cdpg.config import CDPGConfig
-from cdpg.models.base import LanguageModel
-from cdpg.methods.base import Credit, Epoch, Objective, WeightedObjective
+from cdpg.methods.base import Credit, Objective, WeightedObjective
 from cdpg.methods.cdpg import CDPG
 from cdpg.methods.dpg import DPG
 from cdpg.methods.reinforce import Reinforce
 from cdpg.methods.ziegler import Ziegler
+from cdpg.models.base import LanguageModel
 
-__all__ = ["CDPG", "DPG", "Credit", "Epoch", "Objective", "Reinforce", "WeightedObjective", "Ziegler", "make_objective"]
+__all__ = ["CDPG", "DPG", "Credit", "Objective", "Reinforce", "WeightedObjective", "Ziegler", "make_objective"]
 
 
 def make_objective(config: CDPGConfig, policy: LanguageModel) -> Objective:

@@ -6,77 +6,15 @@ a subclass of :class:`WeightedObjective` with one method.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cdpg.target import partition
-from cdpg.constraints.judge import CheckFailure
 from cdpg.models.base import LanguageModel, TokenScores
-from cdpg.models.sampling import Samples
-from cdpg.target.target import log_target
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """All that is known of an epoch's samples before the gradient; float64 on the CPU.
-
-    ``[context, sample]`` tensors cover the contexts of all processes, so that every decision is the same everywhere;
-    ``samples`` and ``[context, sample, token]`` tensors are this process's own.
-    """
-
-    number: int
-    b: Tensor
-    """``[context, sample]``: the constraint's verdict in [0, 1]."""
-    valid: Tensor
-    """``[context, sample]``: false where there is no verdict, because the check failed or no constraint applies; such a
-    sample counts nowhere."""
-    failed: Tensor
-    """``[context, sample]``: whether the check failed."""
-    log_q: Tensor
-    """``[context, sample]``: log-probability under the distribution the samples came from."""
-    log_a: Tensor
-    """``[context, sample]``: log-probability under the base; 0 where it was not needed."""
-    lengths: Tensor
-    """``[context, sample]``: tokens, the end token included."""
-    samples: Samples
-    token_log_a: Tensor
-    """``[context, sample, token]``: the base's log-probabilities of this process's tokens."""
-    first_context: int
-    """Where this process's contexts start among all."""
-    total: Callable[[Tensor], Tensor]
-    """Sum of a tensor over all processes."""
-    checks: Mapping[str, int] = field(default_factory=dict)
-    """``failed_timeout`` and its like: samples whose check failed or, built-in, was exhausted, over all processes."""
-    failures: Mapping[int, CheckFailure] = field(default_factory=dict)
-    """Why a check failed, by this process's own rows."""
-
-    @property
-    def inapplicable(self) -> Tensor:
-        """``[context, sample]``: whether no constraint applies."""
-        return ~self.valid & ~self.failed
-
-    @cached_property
-    def log_ratio(self) -> Tensor:
-        """log P_c(x)/q(x|c), ``[context, sample]``; −∞ where b = 0 or there is no verdict."""
-        ratio = log_target(self.log_a, self.b) - self.log_q
-        return ratio.masked_fill(~self.valid, -math.inf)
-
-    @cached_property
-    def log_z(self) -> Tensor:
-        """log Ẑ_c, ``[context]``."""
-        return partition.log_partition(self.log_ratio, self.valid)
-
-    def own(self, tensor: Tensor) -> Tensor:
-        """This process's rows of a ``[context, sample]`` tensor, flat."""
-        first = self.first_context
-        return tensor[first : first + len(self.samples.contexts)].flatten()
+from cdpg.rollout.rollout import Rollout
 
 
 class Credit(ABC):
@@ -105,7 +43,7 @@ class Objective(ABC):
     """Parameters of its own, trained along with the policy's."""
 
     @abstractmethod
-    def credit(self, epoch: Epoch, policy: LanguageModel) -> Credit:
+    def credit(self, rollout: Rollout, policy: LanguageModel) -> Credit:
         """Assign credit to the epoch's samples; called once an epoch."""
 
     def metrics(self) -> dict[str, float]:
@@ -124,24 +62,24 @@ class WeightedObjective(Objective):
     """``−w(x,c) · log π(x|c)`` summed over samples, w a constant."""
 
     @abstractmethod
-    def weights(self, epoch: Epoch) -> Tensor:
+    def weights(self, rollout: Rollout) -> Tensor:
         """w, ``[context, sample]``; 0 means that the sample needs no gradient."""
 
     follows_policy = False
     """Whether w is owed to the policy of each step rather than to q: then it is multiplied by π/q."""
 
-    def credit(self, epoch: Epoch, policy: LanguageModel) -> Credit:
-        return WeightedCredit(epoch, self.weights(epoch), self.follows_policy)
+    def credit(self, rollout: Rollout, policy: LanguageModel) -> Credit:
+        return WeightedCredit(rollout, self.weights(rollout), self.follows_policy)
 
 
 class WeightedCredit(Credit):
     """Constant weights, with the factor π/q where the objective follows the policy."""
 
-    def __init__(self, epoch: Epoch, weights: Tensor, follows_policy: bool) -> None:
+    def __init__(self, rollout: Rollout, weights: Tensor, follows_policy: bool) -> None:
         self.active = (weights != 0).flatten()
-        self.units = float(epoch.valid.sum())
-        self.weights: Tensor = epoch.own(weights.detach())
-        self._log_q = epoch.own(epoch.log_q) if follows_policy else None
+        self.units = float(rollout.valid.sum())
+        self.weights: Tensor = rollout.own(weights.detach())
+        self._log_q = rollout.own(rollout.log_q) if follows_policy else None
 
     def loss(self, rows: Tensor, scores: TokenScores) -> Tensor:
         """−Σ w · log π, no gradient through w."""

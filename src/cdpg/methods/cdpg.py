@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from cdpg.methods.base import WeightedObjective
+from cdpg.rollout.rollout import Rollout
 from cdpg.target import partition
-from cdpg.methods.base import Epoch, WeightedObjective
 
 
 class CDPG(WeightedObjective):
@@ -18,5 +19,5 @@ class CDPG(WeightedObjective):
     def __init__(self, epsilon: float) -> None:
         self.epsilon = epsilon
 
-    def weights(self, epoch: Epoch) -> Tensor:
-        return partition.weights(epoch.log_ratio, epoch.log_z, self.epsilon)
+    def weights(self, rollout: Rollout) -> Tensor:
+        return partition.weights(rollout.log_ratio, rollout.log_z, self.epsilon)

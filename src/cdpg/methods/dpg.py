@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cdpg.methods.base import WeightedObjective
+from cdpg.rollout.rollout import Rollout
 from cdpg.target import partition
-from cdpg.methods.base import Epoch, WeightedObjective
 
 
 class DPG(WeightedObjective):
@@ -29,13 +30,13 @@ class DPG(WeightedObjective):
         """Z̄."""
         return self.ratio_sum / self.count if self.count else 0.0
 
-    def weights(self, epoch: Epoch) -> Tensor:
-        ratio_sum = float(epoch.log_ratio.exp().sum())
+    def weights(self, rollout: Rollout) -> Tensor:
+        ratio_sum = float(rollout.log_ratio.exp().sum())
         if math.isfinite(ratio_sum):  # else the epoch gives no step, and must not spoil the mean for good
             self.ratio_sum += ratio_sum
-            self.count += int(epoch.valid.sum())
+            self.count += int(rollout.valid.sum())
         log_z = torch.tensor(math.log(self.z) if self.z > 0 else -math.inf, dtype=torch.float64)
-        return partition.weights(epoch.log_ratio, log_z, self.epsilon)
+        return partition.weights(rollout.log_ratio, log_z, self.epsilon)
 
     def metrics(self) -> dict[str, float]:
         return {"z_running": self.z}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cdpg.methods.base import Epoch, WeightedObjective
+from cdpg.methods.base import WeightedObjective
+from cdpg.rollout.rollout import Rollout
 
 
 class Reinforce(WeightedObjective):
@@ -12,5 +13,5 @@ class Reinforce(WeightedObjective):
 
     follows_policy = True
 
-    def weights(self, epoch: Epoch) -> Tensor:
-        return epoch.b.where(epoch.valid, epoch.b.new_zeros(()))
+    def weights(self, rollout: Rollout) -> Tensor:
+        return rollout.b.where(rollout.valid, rollout.b.new_zeros(()))

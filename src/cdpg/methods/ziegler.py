@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
+from cdpg.methods.base import Credit, Objective
 from cdpg.models.base import LanguageModel, TokenScores
-from cdpg.methods.base import Credit, Epoch, Objective
 from cdpg.models.scoring import plan_passes, prompts_and_rows
+from cdpg.rollout.rollout import Rollout
 
 _LARGEST_ERROR = 0.2
 """β changes by at most this share of the samples over the horizon."""
@@ -83,16 +84,18 @@ class Ziegler(Objective):
         nn.init.zeros_(self.value_head.bias)
         self.module = self.value_head
 
-    def credit(self, epoch: Epoch, policy: LanguageModel) -> Credit:
-        samples = epoch.samples
+    def credit(self, rollout: Rollout, policy: LanguageModel) -> Credit:
+        samples = rollout.samples
         lengths = samples.lengths.flatten()
-        log_q, log_a = (tensor.flatten(0, 1) for tensor in (samples.token_log_q, epoch.token_log_a))
-        mask = (torch.arange(log_q.shape[1]) < lengths[:, None]) & epoch.own(epoch.valid)[:, None]
-        values = self._values(epoch, policy)
-        rewards = token_rewards(epoch.own(epoch.b), log_q, log_a, lengths, self.beta)
+        log_q, log_a = (tensor.flatten(0, 1) for tensor in (samples.token_log_q, rollout.token_log_a))
+        mask = (torch.arange(log_q.shape[1]) < lengths[:, None]) & rollout.own(rollout.valid)[:, None]
+        values = self._values(rollout, policy)
+        rewards = token_rewards(rollout.own(rollout.b), log_q, log_a, lengths, self.beta)
         advantage = advantages(rewards, values, mask, self.config.ziegler_gae_lambda)
-        credit = PPOCredit(self, epoch, log_q, values, advantage + values, whiten(advantage, mask, epoch.total), mask)
-        self._adapt_beta(epoch)
+        credit = PPOCredit(
+            self, rollout, log_q, values, advantage + values, whiten(advantage, mask, rollout.total), mask
+        )
+        self._adapt_beta(rollout)
         return credit
 
     def value(self, hidden: Tensor) -> Tensor:
@@ -101,21 +104,21 @@ class Ziegler(Objective):
         return values
 
     @torch.no_grad()
-    def _values(self, epoch: Epoch, policy: LanguageModel) -> Tensor:
+    def _values(self, rollout: Rollout, policy: LanguageModel) -> Tensor:
         """``[row, token]``: the value head's estimates before the first step."""
-        samples = epoch.samples
+        samples = rollout.samples
         values = samples.token_log_q.new_zeros(samples.token_log_q.flatten(0, 1).shape)
         for part in plan_passes(samples, torch.arange(len(values)), self.config.tokens_per_pass):
             scores = policy.score(*prompts_and_rows(samples, part))
             values[part, : scores.mask.shape[1]] = (self.value(scores.hidden) * scores.mask).to("cpu", torch.float64)
         return values
 
-    def _adapt_beta(self, epoch: Epoch) -> None:
+    def _adapt_beta(self, rollout: Rollout) -> None:
         self.beta_used = self.beta
-        self.kl = float((epoch.log_q - epoch.log_a)[epoch.valid].mean())
+        self.kl = float((rollout.log_q - rollout.log_a)[rollout.valid].mean())
         if math.isnan(self.kl):
             return  # the epoch gives no step, and must not spoil β for good
-        samples = int(epoch.valid.sum())
+        samples = int(rollout.valid.sum())
         self.beta = adapted_beta(
             self.beta, self.kl, self.config.ziegler_target_kl, samples, self.config.ziegler_horizon
         )
@@ -134,11 +137,11 @@ class PPOCredit(Credit):
     """Advantages and returns of every token, ``[row, token]``, fixed for the epoch's passes."""
 
     def __init__(
-        self, objective: Ziegler, epoch: Epoch, log_q: Tensor, values: Tensor, returns: Tensor, advantage: Tensor,
+        self, objective: Ziegler, rollout: Rollout, log_q: Tensor, values: Tensor, returns: Tensor, advantage: Tensor,
         mask: Tensor,
     ) -> None:  # fmt: skip
-        self.active = epoch.valid.flatten()
-        self.units = float(epoch.lengths[epoch.valid].sum())
+        self.active = rollout.valid.flatten()
+        self.units = float(rollout.lengths[rollout.valid].sum())
         self._objective = objective
         self._log_q, self._values, self._returns, self._advantage, self._mask = log_q, values, returns, advantage, mask
 

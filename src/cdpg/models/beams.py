@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cdpg.system import memory
 from cdpg.models.base import LanguageModel, Prompt
+from cdpg.system import memory
 
 LENGTH_PENALTY = 1.0
 """A finished sequence scores its log-probability over its length to this power."""

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.base import Prompt
 from cdpg.messages.terms import for_caller
+from cdpg.models.base import Prompt
 
 _ANCHOR = 8
 """Prompt tokens decoded along with a completion, so that its first word keeps the space before it."""

@@ -17,15 +17,15 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils.hub import cached_file
 
-from cdpg.system import memory
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError, first_line
 from cdpg.models.base import LanguageModel
 from cdpg.models.causal import CausalModel
+from cdpg.models.codec import Codec
 from cdpg.models.names import locate, require_model
 from cdpg.models.seq2seq import Seq2SeqModel
-from cdpg.models.codec import Codec
 from cdpg.models.transformer import TransformerModel, digest, inner_model
+from cdpg.system import memory
 
 _NO_LIMIT = 10**9
 """Tokenizers without a limit say so with an absurd number."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cdpg.errors import UserError, first_line
 
-EMBEDDED = Path(__file__).parents[1] / "data" / "models"
+EMBEDDED = Path(__file__).parents[1] / "assets" / "models"
 """The models that come with the package."""
 
 _CLOSE = 0.8

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdpg.system import memory
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, Prompt, Rows
 from cdpg.models.uniforms import UniformStream
+from cdpg.system import memory
 
 _BLOCK = 256
 """Tokens whose probabilities are summed together before the search goes into one of these blocks."""

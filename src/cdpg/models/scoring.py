@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cdpg.system import memory
 from cdpg.models.base import LanguageModel, Prompt, Rows
 from cdpg.models.sampling import Samples
+from cdpg.system import memory
 
 
 def plan_passes(samples: Samples, rows: Tensor, tokens_per_pass: int) -> list[Tensor]:

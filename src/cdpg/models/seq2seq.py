@@ -12,8 +12,8 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
-from cdpg.models.fast.cache import PrefixLayer, RowLayer, Shared
 from cdpg.models.codec import Codec
+from cdpg.models.fast.cache import PrefixLayer, RowLayer, Shared
 from cdpg.models.transformer import State, TransformerModel, pad
 
 

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.fast.attention import SharedAttention
 from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
-from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
-from cdpg.models.head import VocabularyHead, chosen_log_probs
-from cdpg.models.fast.linear import packed_weights
-from cdpg.models.saving import plain_sampling, saved_as, saved_by
 from cdpg.models.codec import Codec
+from cdpg.models.fast.attention import SharedAttention
+from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
+from cdpg.models.fast.linear import packed_weights
+from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.saving import plain_sampling, saved_as, saved_by
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which families limit how far back a position sees."""

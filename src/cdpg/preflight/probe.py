@@ -11,20 +11,21 @@ from dataclasses import dataclass
 
 import torch
 
-from cdpg.system import memory
-from cdpg.preflight.advice import Look
-from cdpg.contexts.chats import notices_on_prompts
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
+from cdpg.contexts.chats import notices_on_prompts
 from cdpg.contexts.contexts import Context, ContextStream
-from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, evaluated_contexts, run_seconds
+from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 from cdpg.models.uniforms import UniformStream
+from cdpg.preflight.advice import Look
 from cdpg.sandbox.limits import Limits
+from cdpg.system import memory
+from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
 
 _TIMED_ROWS = 32
 """Samples that are scored and differentiated for the time it takes."""

@@ -15,7 +15,17 @@ from cdpg.report.outcome_rules import SPENT, diversity_lost, farther, length_cha
 from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, gathered
 from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.training_rules import at_end, failed_checks, learnt_nothing, low_coverage, nonfinite_steps, skipped_steps, still_moving, uneven_weights, unfinished
+from cdpg.report.training_rules import (
+    at_end,
+    failed_checks,
+    learnt_nothing,
+    low_coverage,
+    nonfinite_steps,
+    skipped_steps,
+    still_moving,
+    uneven_weights,
+    unfinished,
+)
 from cdpg.report.values import Interval, count, interval, number
 from cdpg.storage.run_folder import mapping, sequence
 

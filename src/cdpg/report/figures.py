@@ -15,7 +15,19 @@ from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.evaluation.unseen import warning
 from cdpg.report.charts import Chart, Line, capital, compact, draw_lines, draw_stacks, mark_level, plain, stem, use_log
 from cdpg.report.frequencies import frequencies, token_ranks
-from cdpg.report.series import Clock, Series, base_along, clock_of, contexts_along, evaluated, log10_weights, logged, pairs, seconds_by_stage, thinned
+from cdpg.report.series import (
+    Clock,
+    Series,
+    base_along,
+    clock_of,
+    contexts_along,
+    evaluated,
+    log10_weights,
+    logged,
+    pairs,
+    seconds_by_stage,
+    thinned,
+)
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import METHODS, STAGES, Style
 from cdpg.report.values import count, mean, short

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from cdpg.messages.terms import term
 from cdpg.report.remarks import NOTHING_LEARNT, Finding, Remark, Topic, Unjudged, Unremarkable
 from cdpg.report.values import mean
 from cdpg.training.starvation import LEAST_COVERAGE
-from cdpg.messages.terms import term
 
 END_SHARE = 0.1
 """What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdpg.system import files
 from cdpg.errors import RunError, UserError
+from cdpg.system import files
 
 
 def make_folder(folder: Path) -> Path:

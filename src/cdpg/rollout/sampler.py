@@ -14,12 +14,12 @@ from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Pending
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel, Prompt
-from cdpg.methods.base import Epoch
-from cdpg.system.distributed import Processes
 from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
 from cdpg.models.uniforms import UniformStream
+from cdpg.rollout.rollout import Rollout
 from cdpg.sandbox.pool import KINDS
+from cdpg.system.distributed import Processes
 
 
 class Stopwatch:
@@ -65,7 +65,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Sampler:
     """Draws an epoch's samples and has them judged and scored."""
 
     policy: LanguageModel
@@ -77,7 +77,7 @@ class Rollout:
     policy_is_base: bool = False
     """The base itself is sampled: log a = log q, and nothing needs to be scored."""
 
-    def collect(
+    def draw(
         self,
         number: int,
         contexts: Sequence[Context],
@@ -85,7 +85,7 @@ class Rollout:
         every_sample: bool,
         watch: Stopwatch,
         stream: str = "train",
-    ) -> Epoch:
+    ) -> Rollout:
         """The record of one epoch; ``contexts`` and ``prompts`` are those of all processes.
 
         The base scores the satisfying samples alone, unless ``every_sample`` is asked for.
@@ -110,7 +110,7 @@ class Rollout:
         verdicts = [b, checked.valid.to(b), checked.failed.to(b)]
         table = torch.stack([*verdicts, samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
         joined = self.processes.join(table, share, len(contexts)).unbind(dim=2)
-        return Epoch(
+        return Rollout(
             number=number,
             b=joined[0],
             valid=joined[1] > 0,

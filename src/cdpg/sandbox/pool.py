@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from cdpg.errors import RunError, UserError
-from cdpg.sandbox.supervisor import serve
-from cdpg.sandbox.protocol import Channel, pack
 from cdpg.sandbox.functions import reference_of
 from cdpg.sandbox.limits import Limits
+from cdpg.sandbox.protocol import Channel, pack
+from cdpg.sandbox.supervisor import serve
 from cdpg.sandbox.worker import POSITIONAL, in_words
 
 _START = (

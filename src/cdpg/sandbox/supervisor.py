@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdpg.sandbox.processes import Crew, Job, Worker
-from cdpg.sandbox.protocol import Channel, pack, unpack
 from cdpg.sandbox.functions import resolve, traits_of
 from cdpg.sandbox.limits import Limits, adopt_orphans, be_silent, default_signals, use_one_arena
 from cdpg.sandbox.output import LONGEST
+from cdpg.sandbox.processes import Crew, Job, Worker
+from cdpg.sandbox.protocol import Channel, pack, unpack
 from cdpg.sandbox.worker import in_words, told
 
 _FIRST_CHUNK = 16

@@ -9,10 +9,10 @@ from typing import Any
 
 from cdpg.errors import UserError
 from cdpg.sandbox.coroutines import EventLoop
-from cdpg.sandbox.protocol import Channel, as_plain, unpack
 from cdpg.sandbox.functions import exhaustion_counted
 from cdpg.sandbox.limits import Memory, die_with_parent, limit_cpu, limit_memory
 from cdpg.sandbox.output import output_kept
+from cdpg.sandbox.protocol import Channel, as_plain, unpack
 
 POSITIONAL = "\0"
 """Name, of no column, of a list that is passed by position: ``function(values)`` and not ``function(name=values)``."""

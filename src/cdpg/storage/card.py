@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cdpg.system import files
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS, fixed
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
+from cdpg.messages.text import plain_text
 from cdpg.models.names import EMBEDDED
-from cdpg.training.progress import plain_text
 from cdpg.storage.run_folder import RunFolder, costs, mapping, read_json, sequence, write_json
 from cdpg.storage.usage import is_hub_id, program, settings_in_words
+from cdpg.system import files
 
 FILE = "README.md"
 _METHODS = {

@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cdpg.system import files
 from cdpg.errors import RunError, UserError
+from cdpg.system import files
 
 FORMAT = 1
 """Version of the layout; a checkpoint of another version is not read."""

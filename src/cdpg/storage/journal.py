@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.system import files
+from cdpg.config import CDPGConfig
 from cdpg.storage import schedule
 from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
-from cdpg.config import CDPGConfig
 from cdpg.storage.run_folder import JsonlFile, RunFolder
 from cdpg.storage.snapshot import Trainable
+from cdpg.system import files
 
 _LOGS = ("metrics", "samples", "evaluations", "failures")
 

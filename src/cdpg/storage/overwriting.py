@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cdpg.system import files
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
-from cdpg.storage.run_folder import RunFolder, mapping
 from cdpg.messages.terms import term
+from cdpg.storage.run_folder import RunFolder, mapping
+from cdpg.system import files
 
 
 def require_place(folder: RunFolder, overwrite: bool, sources: Iterable[object] = ()) -> None:

@@ -20,8 +20,8 @@ from cdpg.contexts.contexts import Context, fingerprint
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
 from cdpg.models.transformer import digest
-from cdpg.system.distributed import Processes
 from cdpg.storage.schedule import rate_changes
+from cdpg.system.distributed import Processes
 from cdpg.system.signals import GentleStop
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import yaml
 from safetensors import SafetensorError
 
-from cdpg.system import files
 from cdpg.errors import RunError, UserError
 from cdpg.messages.terms import term
+from cdpg.system import files
 
 _UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Legal in a JSON string but escaped: they have no UTF-8 form, break lines, or steer a terminal that shows the file."""

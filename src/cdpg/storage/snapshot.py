@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdpg.storage.checkpoints import Checkpoint
 from cdpg.errors import UserError
-from cdpg.methods.base import Objective
 from cdpg.messages.terms import term
+from cdpg.methods.base import Objective
+from cdpg.storage.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True)

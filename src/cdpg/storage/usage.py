@@ -22,9 +22,9 @@ from huggingface_hub.errors import HFValidationError
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel
+from cdpg.models.sampling import StopRule
 from cdpg.models.saving import PLAIN, left_out
 from cdpg.models.transformer import TransformerModel
-from cdpg.models.sampling import StopRule
 
 _TRIED_ON = ("", "a", " a", "a\nb", " a\n\n b\nc", "\n", "a. B", "{}\n{}")
 """Texts on which the code of a stop rule must do what the rule does."""

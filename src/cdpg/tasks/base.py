@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdpg.contexts.contexts import Context
-from cdpg.evaluation.measures import Measure
 from cdpg.contexts.reading import Notify
+from cdpg.evaluation.measures import Measure
 
 if TYPE_CHECKING:  # it brings torch, and a task's name must be checked before that is loaded
     from cdpg.models.sampling import StopRule

@@ -9,8 +9,8 @@ import numpy as np
 
 from cdpg.contexts.contexts import Context, groups, whole_groups
 from cdpg.errors import UserError, first_line
-from cdpg.tasks.base import Draw, OriginRow, Row
 from cdpg.messages.terms import term
+from cdpg.tasks.base import Draw, OriginRow, Row
 
 _CHUNK = 256
 """Rows that are looked at together."""

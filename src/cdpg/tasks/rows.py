@@ -6,10 +6,10 @@ import json
 from importlib import resources
 
 from cdpg.contexts.contexts import Context, load_contexts
-from cdpg.errors import UserError
 from cdpg.contexts.reading import Notify
-from cdpg.tasks.base import OriginRow, Row
+from cdpg.errors import UserError
 from cdpg.messages.terms import term
+from cdpg.tasks.base import OriginRow, Row
 
 
 def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
@@ -20,7 +20,7 @@ def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
 
 def embedded_pairs(folder: str, kind: str) -> tuple[list[Row], list[Row]]:
     """Texts to tune on and texts held out, with what they should become, as ``recipes/task_texts.py`` wrote them."""
-    data = resources.files("cdpg") / "data" / folder
+    data = resources.files("cdpg.tasks") / folder / "data"
     parts: list[list[Row]] = []
     for part in ("tuning", "evaluation"):
         with (data / f"{kind}_{part}.jsonl").open(encoding="utf-8") as lines:

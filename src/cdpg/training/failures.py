@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.errors import CDPGError, RunError, UserError
-from cdpg.training.metrics import failure_records
-from cdpg.methods.base import Epoch
-from cdpg.system.distributed import Processes
-from cdpg.storage.run_folder import JsonlFile, read_jsonl
 from cdpg.messages.terms import term
+from cdpg.rollout.rollout import Rollout
+from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.system.distributed import Processes
+from cdpg.training.metrics import failure_records
 
 _NO_WORKER = "if it needs a GPU or what only the training process has, set check_workers: 0"
 _CURES = {
@@ -42,45 +42,46 @@ class FailureLog:
         """Whether a constraint applied to any sample so far."""
         self._counts: deque[tuple[int, int]] = deque()
 
-    def append(self, epoch: Epoch) -> None:
+    def append(self, rollout: Rollout) -> None:
         """Write one example of each kind, of whichever process has the first; called by all of them."""
-        if not epoch.failed.any():  # as every process knows
+        if not rollout.failed.any():  # as every process knows
             return
         examples: dict[tuple[str, str], dict[str, Any]] = {}
-        for record in self._processes.gather(failure_records(epoch)):
+        for record in self._processes.gather(failure_records(rollout)):
             examples.setdefault((record["constraint"], record["kind"]), record)
         for record in examples.values() if self._processes.is_main else ():
             self.file.append(record)
 
-    def problem(self, epoch: Epoch) -> CDPGError | None:
+    def problem(self, rollout: Rollout) -> CDPGError | None:
         """Why the run cannot go on with this epoch, or None if it can."""
-        self._applied = self._applied or not bool(epoch.inapplicable.all())
+        self._applied = self._applied or not bool(rollout.inapplicable.all())
         if not self._applied:
             return UserError(
-                f"no constraint applies to any of the {epoch.inapplicable.numel():,} samples of epoch {epoch.number}: "
-                "each returned None for all of them, so that there is nothing to learn from; return True, False or a "
-                "number between 0 and 1 where a constraint applies, and None elsewhere alone"
+                f"no constraint applies to any of the {rollout.inapplicable.numel():,} samples of epoch "
+                f"{rollout.number}: each returned None for all of them, so that there is nothing to learn from; return "
+                "True, False or a number between 0 and 1 where a constraint applies, and None elsewhere alone"
             )
-        too_many = self.too_many(epoch)
+        too_many = self.too_many(rollout)
         return None if too_many is None else RunError(too_many)
 
-    def too_many(self, epoch: Epoch) -> str | None:
+    def too_many(self, rollout: Rollout) -> str | None:
         """That too many checks failed for the run to go on with this epoch, or None if it can."""
-        failed, total = int(epoch.failed.sum()), int((~epoch.inapplicable).sum())
+        failed, total = int(rollout.failed.sum()), int((~rollout.inapplicable).sum())
         recently, among = self._recently(failed, total)
         if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
             return None
-        example = f"; for example, {next(iter(epoch.failures.values()))}" if epoch.failures else ""
+        example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
         if failed == total:
             return (
-                f"the check of every sample of epoch {epoch.number} failed ({_kinds(epoch.checks)}){example}; examples "
-                f"are in {str(self.file.path)!r}: {_cure(epoch)}, and continue with {term('resume')}"
+                f"the check of every sample of epoch {rollout.number} failed ({_kinds(rollout.checks)}){example}; "
+                f"examples are in {str(self.file.path)!r}: {_cure(rollout)}, and continue with {term('resume')}"
             )
         last = f" ({recently:,} of the last {among:,})" if among > total else ""
         return (
-            f"the checks of {failed:,} of {total:,} samples of epoch {epoch.number} failed ({_kinds(epoch.checks)}), "
-            f"more than the {self._share:.0%} that check_failures allows{last}{example}; examples are in "
-            f"{str(self.file.path)!r}: {_cure(epoch)}, or raise check_failures, and continue with {term('resume')}"
+            f"the checks of {failed:,} of {total:,} samples of epoch {rollout.number} failed "
+            f"({_kinds(rollout.checks)}), more than the {self._share:.0%} that check_failures allows{last}{example}; "
+            f"examples are in {str(self.file.path)!r}: {_cure(rollout)}, or raise check_failures, and continue with "
+            f"{term('resume')}"
         )
 
     def _recently(self, failed: int, total: int) -> tuple[int, int]:
@@ -108,11 +109,13 @@ class FailureLog:
             notify(f"in all, {text}{where}")
 
 
-def _cure(epoch: Epoch) -> str:
+def _cure(rollout: Rollout) -> str:
     """What to do about the failures of an epoch, by their kinds."""
-    kinds = {key.removeprefix("failed_") for key, count in epoch.checks.items() if key.startswith("failed_") and count}
+    kinds = {
+        key.removeprefix("failed_") for key, count in rollout.checks.items() if key.startswith("failed_") and count
+    }
     found = [cure for kind, cure in _CURES.items() if kind in kinds]
-    if any(_OUTSIDE.search(failure.detail) for failure in epoch.failures.values() if failure.kind == "exception"):
+    if any(_OUTSIDE.search(failure.detail) for failure in rollout.failures.values() if failure.kind == "exception"):
         found.append(_NO_WORKER)
     mend = ["mend the constraint"] if kinds - {"timeout", "cpu", "memory"} else []
     return ", or ".join([*mend, *dict.fromkeys(found)])

@@ -8,50 +8,50 @@ from typing import Any
 
 from torch import Tensor
 
-from cdpg.system import files
 from cdpg.errors import RunError
-from cdpg.methods.base import Epoch
-from cdpg.training.optimization import RefusedStep, StepSummary
+from cdpg.rollout.rollout import Rollout
 from cdpg.storage.run_folder import write_json
+from cdpg.system import files
+from cdpg.training.optimization import RefusedStep, StepSummary
 
 MOST_FILES = 20
 """Epochs kept at most: a run that goes wrong now and then must not fill the disk."""
 
 
-def keep_refused(folder: Path, epoch: Epoch, summary: StepSummary) -> Path | None:
+def keep_refused(folder: Path, rollout: Rollout, summary: StepSummary) -> Path | None:
     """Write the batches of the epoch's refused steps to ``folder/epoch-000007.json``; None when there are enough.
 
     Of several processes, it holds the samples of the one that writes.
     """
-    path = folder / f"epoch-{epoch.number:06d}.json"
+    path = folder / f"epoch-{rollout.number:06d}.json"
     try:
         files.make_folder(folder)
     except OSError as error:
         raise RunError(f"cannot make the folder {str(folder)!r}: {error.strerror or error}") from error
     if not path.exists() and len(list(folder.glob("epoch-*.json"))) >= MOST_FILES:
         return None
-    write_json(path, {"epoch": epoch.number, "steps": [_step(epoch, step) for step in summary.refused]})
+    write_json(path, {"epoch": rollout.number, "steps": [_step(rollout, step) for step in summary.refused]})
     return path
 
 
-def _step(epoch: Epoch, step: RefusedStep) -> dict[str, Any]:
-    first = epoch.first_context * epoch.b.shape[1]
-    count = epoch.samples.lengths.numel()
+def _step(rollout: Rollout, step: RefusedStep) -> dict[str, Any]:
+    first = rollout.first_context * rollout.b.shape[1]
+    count = rollout.samples.lengths.numel()
     own = [row - first for row in step.rows.tolist() if first <= row < first + count]
     return {
         "loss": _told(step.loss),
         "grad_norm": _told(step.grad_norm),
         "weights_finite": step.weights_finite,
-        "samples": [_sample(epoch, step, row) for row in own],
+        "samples": [_sample(rollout, step, row) for row in own],
     }
 
 
-def _sample(epoch: Epoch, step: RefusedStep, row: int) -> dict[str, Any]:
-    samples = epoch.samples
+def _sample(rollout: Rollout, step: RefusedStep, row: int) -> dict[str, Any]:
+    samples = rollout.samples
     context, sample = divmod(row, samples.shape[1])
 
     def of(tensor: Tensor) -> Any:
-        return _told(float(epoch.own(tensor)[row]))
+        return _told(float(rollout.own(tensor)[row]))
 
     return {
         "row": samples.contexts[context].row,
@@ -59,11 +59,11 @@ def _sample(epoch: Epoch, step: RefusedStep, row: int) -> dict[str, Any]:
         "prompt": samples.contexts[context].prompt,
         "completion": samples.texts[context][sample],
         "token_ids": samples.token_ids(context, sample),
-        "b": of(epoch.b),
-        "log_q": of(epoch.log_q),
-        "log_a": of(epoch.log_a),
-        "log_ratio": of(epoch.log_ratio),
-        "log_z": of(epoch.log_z[:, None].expand_as(epoch.b)),
+        "b": of(rollout.b),
+        "log_q": of(rollout.log_q),
+        "log_a": of(rollout.log_a),
+        "log_ratio": of(rollout.log_ratio),
+        "log_z": of(rollout.log_z[:, None].expand_as(rollout.b)),
         "weight": None if step.weights is None else _told(float(step.weights[row])),
     }
 

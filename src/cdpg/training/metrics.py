@@ -7,55 +7,59 @@ from typing import Any
 
 from torch import Tensor
 
+from cdpg.methods.base import Objective
+from cdpg.models.uniforms import UniformStream
+from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_target_policy, mean_over_covered
-from cdpg.methods.base import Epoch, Objective
-from cdpg.training.optimization import StepSummary
 from cdpg.target.partition import summarize_partition
 from cdpg.target.target import log_target
-from cdpg.models.uniforms import UniformStream
+from cdpg.training.optimization import StepSummary
 
 
 def metrics_record(
-    epoch: Epoch, summary: StepSummary, objective: Objective, learning_rate: float, epsilon: float
+    rollout: Rollout, summary: StepSummary, objective: Objective, learning_rate: float, epsilon: float
 ) -> dict[str, Any]:
     """The epoch's line, without its times; means are over valid samples, zeros included, and None without any."""
-    partition = summarize_partition(epoch.log_ratio, epoch.valid)
-    kl, _ = mean_over_covered(kl_target_policy(log_target(epoch.log_a, epoch.b), epoch.log_q, epoch.valid, epsilon))
+    partition = summarize_partition(rollout.log_ratio, rollout.valid)
+    kl, _ = mean_over_covered(
+        kl_target_policy(log_target(rollout.log_a, rollout.b), rollout.log_q, rollout.valid, epsilon)
+    )
     return {
-        "epoch": epoch.number,
-        "satisfaction": _mean(epoch.b[epoch.valid]),
+        "epoch": rollout.number,
+        "satisfaction": _mean(rollout.b[rollout.valid]),
         "coverage": partition.coverage,
         "z_mean": partition.mean,
         "z_nstd": partition.nstd,
         "z_nstd_corrected": partition.nstd_corrected,
         "ess": partition.ess,
         "kl_target_policy": kl,
-        "length": _mean(epoch.lengths[epoch.valid]),
+        "length": _mean(rollout.lengths[rollout.valid]),
         "loss": summary.loss,
         "grad_norm": summary.grad_norm,
         "learning_rate": learning_rate,
         "steps": summary.steps,
         "steps_skipped": summary.skipped,
         "steps_nonfinite": summary.nonfinite,
-        "samples": epoch.b.numel(),
-        "tokens": int(epoch.lengths.sum()),
-        "not_applicable": int(epoch.inapplicable.sum()),
-        "checks_failed": int(epoch.failed.sum()),
-        "checks_exhausted": sum(count for kind, count in epoch.checks.items() if kind.startswith("exhausted_")),
-        **{f"checks_{kind}": count for kind, count in epoch.checks.items()},
+        "samples": rollout.b.numel(),
+        "tokens": int(rollout.lengths.sum()),
+        "not_applicable": int(rollout.inapplicable.sum()),
+        "checks_failed": int(rollout.failed.sum()),
+        "checks_exhausted": sum(count for kind, count in rollout.checks.items() if kind.startswith("exhausted_")),
+        **{f"checks_{kind}": count for kind, count in rollout.checks.items()},
         **objective.metrics(),
     }
 
 
-def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
+def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, Any]]:
     """A few of this process's samples, chosen anew each epoch, each with all that its weight was made of."""
-    samples = epoch.samples
+    samples = rollout.samples
     total = samples.lengths.numel()
-    order = UniformStream(seed, "samples", epoch.number).permutation(total)[:count]
+    order = UniformStream(seed, "samples", rollout.number).permutation(total)[:count]
     b, log_ratio, log_a, log_z = (
-        epoch.own(tensor) for tensor in (epoch.b, epoch.log_ratio, epoch.log_a, epoch.log_z[:, None].expand_as(epoch.b))
+        rollout.own(tensor)
+        for tensor in (rollout.b, rollout.log_ratio, rollout.log_a, rollout.log_z[:, None].expand_as(rollout.b))
     )
-    valid = epoch.own(epoch.valid)
+    valid = rollout.own(rollout.valid)
     log_q = samples.log_q.flatten()
     records = []
     for row in sorted(order.tolist()):
@@ -63,7 +67,7 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
         satisfied = bool(b[row] > 0)
         records.append(
             {
-                "epoch": epoch.number,
+                "epoch": rollout.number,
                 "row": samples.contexts[context].row,
                 "sample": sample,
                 "prompt": samples.contexts[context].prompt,
@@ -81,19 +85,19 @@ def sample_records(epoch: Epoch, count: int, seed: int) -> list[dict[str, Any]]:
     return records
 
 
-def failure_records(epoch: Epoch) -> list[dict[str, Any]]:
+def failure_records(rollout: Rollout) -> list[dict[str, Any]]:
     """One of this process's samples for each way in which a check failed."""
-    samples = epoch.samples
+    samples = rollout.samples
     examples: dict[tuple[str, str], int] = {}
-    for row, failure in epoch.failures.items():
+    for row, failure in rollout.failures.items():
         examples.setdefault((failure.constraint, failure.kind), row)
     records = []
     for row in sorted(examples.values()):
-        failure = epoch.failures[row]
+        failure = rollout.failures[row]
         context, sample = divmod(row, samples.shape[1])
         records.append(
             {
-                "epoch": epoch.number,
+                "epoch": rollout.number,
                 "row": samples.contexts[context].row,
                 "sample": sample,
                 "constraint": failure.constraint,

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from cdpg.system import memory
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Judge
+from cdpg.storage.run_folder import read_jsonl
+from cdpg.system import memory
+from cdpg.system.threads import CoreWatch
 from cdpg.training.failures import FailureLog
 from cdpg.training.progress import outlook
-from cdpg.storage.run_folder import read_jsonl
 from cdpg.training.starvation import PlentyWatch, StarvationWatch
-from cdpg.system.threads import CoreWatch
 
 _GROWN = 1.2
 """How far the memory in use may exceed what was said of it before it is said again."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cdpg.system import memory
 from cdpg.config import CDPGConfig
+from cdpg.methods.base import Credit, Objective
 from cdpg.models.base import LanguageModel
-from cdpg.methods.base import Credit, Epoch, Objective
-from cdpg.system.distributed import Processes
 from cdpg.models.scoring import plan_passes, prompts_and_rows
 from cdpg.models.uniforms import UniformStream
+from cdpg.rollout.rollout import Rollout
+from cdpg.system import memory
+from cdpg.system.distributed import Processes
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,12 @@ def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> to
 
 
 def accumulate(
-    policy: LanguageModel, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float, tokens_per_pass: int
+    policy: LanguageModel, credit: Credit, rollout: Rollout, rows: Tensor, divisor: float, tokens_per_pass: int
 ) -> float:
     """Add the gradient of ``Σ loss / divisor`` over this process's flat rows; returns that sum."""
     loss_sum = 0.0
-    for part in plan_passes(epoch.samples, rows, tokens_per_pass):
-        loss = credit.loss(part, policy.score(*prompts_and_rows(epoch.samples, part))) / divisor
+    for part in plan_passes(rollout.samples, rows, tokens_per_pass):
+        loss = credit.loss(part, policy.score(*prompts_and_rows(rollout.samples, part))) / divisor
         loss.backward()
         loss_sum += float(loss.detach())
     return loss_sum
@@ -97,39 +98,39 @@ class Updater:
     notify: Callable[[str], None] = lambda event: None
     """Told ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
 
-    def update(self, epoch: Epoch, rescue: Callable[[], None] = lambda: None) -> StepSummary:
+    def update(self, rollout: Rollout, rescue: Callable[[], None] = lambda: None) -> StepSummary:
         """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
 
         If it fails before the first step, ``rescue`` is called; nothing has changed since the epoch began.
         """
         before, taken = self.objective.state(), list[tuple[float, float]]()
         try:
-            return self._steps(epoch, taken)
+            return self._steps(rollout, taken)
         except Exception:
             if not taken:
                 self.objective.load_state(before)
                 rescue()
             raise
 
-    def _steps(self, epoch: Epoch, taken: list[tuple[float, float]]) -> StepSummary:
+    def _steps(self, rollout: Rollout, taken: list[tuple[float, float]]) -> StepSummary:
         """Take them; ``taken`` has loss and gradient norm of each, from before it is begun.
 
         The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.rate(epoch.number)
+            group["lr"] = self.config.rate(rollout.number)
         with self._memory():
-            credit = self.objective.credit(epoch, self.policy)
-        samples = epoch.b.numel()
+            credit = self.objective.credit(rollout, self.policy)
+        samples = rollout.b.numel()
         batch_size = self.config.batch_size or samples
         divisor = credit.units * batch_size / samples
         skipped, refused = 0, list[RefusedStep]()
-        for batch in self._batches(epoch, batch_size):
+        for batch in self._batches(rollout, batch_size):
             if not credit.active[batch].any():
                 skipped += 1
                 continue
             with self._memory():
-                loss, norm = self._gradient(credit, epoch, batch[credit.active[batch]], divisor)
+                loss, norm = self._gradient(credit, rollout, batch[credit.active[batch]], divisor)
             safe = self._safe(loss, norm)
             if safe:
                 taken.append((loss, norm))
@@ -170,19 +171,19 @@ class Updater:
             f"lower tokens_per_pass (now {tokens}) or max_completion_length, or shorten the longest contexts",
         )
 
-    def _batches(self, epoch: Epoch, batch_size: int) -> Iterator[Tensor]:
+    def _batches(self, rollout: Rollout, batch_size: int) -> Iterator[Tensor]:
         """Flat rows of all processes, in shuffled batches."""
         for number in range(self.objective.passes):
-            stream = UniformStream(self.config.seed, f"shuffle-{number}", epoch.number)
-            yield from torch.from_numpy(stream.permutation(epoch.b.numel())).split(batch_size)
+            stream = UniformStream(self.config.seed, f"shuffle-{number}", rollout.number)
+            yield from torch.from_numpy(stream.permutation(rollout.b.numel())).split(batch_size)
 
-    def _gradient(self, credit: Credit, epoch: Epoch, rows: Tensor, divisor: float) -> tuple[float, float]:
+    def _gradient(self, credit: Credit, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
         # The buffers stay: a first try with few samples then needs the memory of the real run, and shows it.
         self.optimizer.zero_grad(set_to_none=False)
-        first, count = epoch.first_context * epoch.b.shape[1], epoch.samples.lengths.numel()
+        first, count = rollout.first_context * rollout.b.shape[1], rollout.samples.lengths.numel()
         own = rows[(rows >= first) & (rows < first + count)] - first
-        loss = accumulate(self.policy, credit, epoch, own, divisor, self.config.tokens_per_pass)
+        loss = accumulate(self.policy, credit, rollout, own, divisor, self.config.tokens_per_pass)
         self.processes.sum_gradients(self.parameters)
         loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])

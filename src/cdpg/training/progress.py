@@ -6,9 +6,7 @@ import collections
 import contextlib
 import io
 import math
-import re
 import time
-import unicodedata
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -17,14 +15,13 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
-from cdpg.system import memory
 from cdpg.config import CDPGConfig
+from cdpg.messages.text import duration, plain_text
+from cdpg.system import memory
 from cdpg.training.forecast import guessed_context, run_seconds
 
 _WINDOW = 20
 """Epochs over which the rate is averaged for the time left."""
-_MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
-"""Backslashes, and the Rich tag, the bracket or the end that follows them."""
 _SECONDS_BETWEEN_LINES = 5.0
 _LINES_PER_RUN = 20
 
@@ -161,40 +158,6 @@ def outlook(
     return f"an epoch takes about {seconds}{share}; at most {memory.listed(peak)} in use so far"
 
 
-def plain_text(text: str, limit: int = 200) -> str:
-    """Foreign text on one line of at most ``limit`` characters, without what steers a terminal.
-
-    White space becomes a space; control and formatting characters (escape sequences, bidirectional overrides,
-    zero-width characters) and lone surrogates are dropped.
-    """
-    # One character may be kept for many that are dropped, so look no further than a bounded stretch.
-    kept = "".join(_visible(character) for character in text[: 10 * limit + 1])
-    return kept if len(kept) <= limit and len(text) <= 10 * limit else kept[: limit - 1] + "…"
-
-
-def safe_text(text: str, limit: int = 200) -> str:
-    """Foreign text for a Rich console or table, which read markup: as ``plain_text``, with the markup escaped.
-
-    Where there is no markup to read, in ``rich.text.Text`` or a plain stream, use ``plain_text``.
-    """
-    return _MARKUP.sub(_escaped, plain_text(text, limit))
-
-
-def _escaped(match: re.Match[str]) -> str:
-    """What Rich shows as the match. Its own ``escape`` loses the backslash of ``\\[`` where no tag follows."""
-    backslashes, what = match.groups()
-    if what == "[":
-        return f"{backslashes}\\["
-    doubled = backslashes * 2
-    return f"{doubled}\\{what}" if what else doubled  # at the end: it would escape markup that the caller adds
-
-
-def _visible(character: str) -> str:
-    if character.isspace():
-        return " "
-    return "" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character
-
-
 def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -> str:
     """``epoch 12/1000, satisfaction 0.412, …`` in plain ASCII, which any log file takes.
 
@@ -215,15 +178,3 @@ def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def duration(seconds: float) -> str:
-    """``45s``, ``12m05s``, ``3h07m``, ``2d04h``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

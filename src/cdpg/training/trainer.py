@@ -12,41 +12,43 @@ from typing import Any
 
 from torch import nn
 
-from cdpg.storage import card, provenance, schedule, usage
-from cdpg.training.callbacks import Callbacks, TakesCallbacks, evaluation_logs, history
-from cdpg.contexts.chats import as_chats, notices_on_prompts
-from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
+from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.contexts.contexts import ContextStream, load_contexts, prompt_digests
+from cdpg.contexts.reading import ignore_message
 from cdpg.errors import CDPGError, Interrupted, RunError, UserError
-from cdpg.evaluation.measures import Measure, TextMeasure
-from cdpg.evaluation.results import BASE
-from cdpg.training.failures import FailureLog
-from cdpg.training.forecast import final_contexts, guessed_context, run_seconds
 from cdpg.evaluation.evaluator import TUNED, Examination, HeldOut, refuse_stopped_beams
-from cdpg.storage.hub import push_folder
-from cdpg.training.inspection import keep_refused
-from cdpg.storage.journal import Journal
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.evaluation.plan import final_contexts
+from cdpg.evaluation.results import BASE
+from cdpg.messages.text import duration
+from cdpg.methods import make_objective
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_policy_and_base
-from cdpg.training.metrics import metrics_record, sample_records
-from cdpg.training.notices import Notices
-from cdpg.methods import make_objective
-from cdpg.methods.base import Epoch
-from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
-from cdpg.storage.overwriting import remove_run, require_place
-from cdpg.system.distributed import Processes, make_accelerator, processes_here, tracker_config
-from cdpg.training.progress import Progress, duration
-from cdpg.rollout.sampler import Rollout, Stopwatch
-from cdpg.contexts.reading import ignore_message
-from cdpg.storage.run_folder import RunFolder, last_record, write_folder, write_lines, write_yaml
 from cdpg.models.sampling import StopRule
-from cdpg.system.signals import GentleStop
-from cdpg.storage.snapshot import Trainable
-from cdpg.system.threads import CoreWatch
+from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.reader import Reader
+from cdpg.storage import card, provenance, schedule, usage
+from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
+from cdpg.storage.hub import push_folder
+from cdpg.storage.journal import Journal
+from cdpg.storage.overwriting import remove_run, require_place
+from cdpg.storage.run_folder import RunFolder, last_record, write_folder, write_lines, write_yaml
+from cdpg.storage.snapshot import Trainable
+from cdpg.system.distributed import Processes, make_accelerator, processes_here, tracker_config
+from cdpg.system.signals import GentleStop
+from cdpg.system.threads import CoreWatch
+from cdpg.training.callbacks import Callbacks, TakesCallbacks, evaluation_logs, history
+from cdpg.training.failures import FailureLog
+from cdpg.training.forecast import guessed_context, run_seconds
+from cdpg.training.inspection import keep_refused
+from cdpg.training.metrics import metrics_record, sample_records
+from cdpg.training.notices import Notices
+from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
+from cdpg.training.progress import Progress
 
 _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
@@ -59,11 +61,11 @@ class CDPGTrainer(TakesCallbacks):
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
     ``(prompts, completions, **columns)``, or their names (``"module:function"``); ``args`` a
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
-    :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of the same
-    kind, along the run and at its end; it should be held out, and the figures say how many of its prompts are tuned on,
-    too. ``stop`` may end a sequence before its end token, for the base and the policy alike; ``measure`` adds metrics
-    to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name) are written to
-    ``config.yaml``, so that the run can be repeated from it.
+    :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of
+    the same kind, along the run and at its end; it should be held out, and the figures say how many of its prompts
+    are tuned on, too. ``stop`` may end a sequence before its end token, for the base and the policy alike;
+    ``measure`` adds metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name)
+    are written to ``config.yaml``, so that the run can be repeated from it.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class CDPGTrainer(TakesCallbacks):
         self.optimizer = make_optimizer(parameters, self.args)
         self._trainable = Trainable(self.policy.module, self.objective, self.optimizer)
         self._stream = ContextStream(self.contexts, self.args.seed)
-        self._rollout = Rollout(self.policy, self.base, self.judge, self.args, self.processes, stop)
+        self._sampler = Sampler(self.policy, self.base, self.judge, self.args, self.processes, stop)
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
         setup = (self.policy, self.objective, self.optimizer, parameters, self.args, self.processes)
@@ -255,44 +257,44 @@ class CDPGTrainer(TakesCallbacks):
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
         try:
-            epoch = self._collect(number, watch)
+            rollout = self._collect(number, watch)
         except Exception:
             self._rescue(number - 1, tell)
             raise
-        problem = self._failures.problem(epoch)
+        problem = self._failures.problem(rollout)
         if problem is not None:
             self._rescue(number - 1, tell)
-            self._failures.append(epoch)
+            self._failures.append(rollout)
             self.processes.wait()  # or a launcher ends the main process while it writes
             raise problem
-        summary = self._updater.update(epoch, lambda: self._rescue(number - 1, tell))
+        summary = self._updater.update(rollout, lambda: self._rescue(number - 1, tell))
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
-            keep_refused(self.folder.nonfinite, epoch, summary)
+            keep_refused(self.folder.nonfinite, rollout, summary)
         if summary.broken:
             raise RunError(
                 f"a step of epoch {number} left weights that are not finite: lower learning_rate or set max_grad_norm; "
                 f"the batch is in {str(self.folder.nonfinite)!r}, the checkpoints are those from before"
             )
-        record = metrics_record(epoch, summary, self.objective, self.args.rate(number), self.args.partition_epsilon)
+        record = metrics_record(rollout, summary, self.objective, self.args.rate(number), self.args.partition_epsilon)
         record["seconds"] = time.perf_counter() - started
         record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
         if self.processes.is_main:
             self._journal.append("metrics", record)
-            for sample in sample_records(epoch, self.args.log_samples, self.args.seed):
+            for sample in sample_records(rollout, self.args.log_samples, self.args.seed):
                 self._journal.append("samples", sample)
-        self._failures.append(epoch)
+        self._failures.append(rollout)
         if self.args.report_to:
             numbers = {key: value for key, value in record.items() if value is not None}
             self.processes.accelerator.log(numbers, step=number)
         self._callbacks.step_end(record)
         return record
 
-    def _collect(self, number: int, watch: Stopwatch) -> Epoch:
+    def _collect(self, number: int, watch: Stopwatch) -> Rollout:
         """The samples of an epoch, judged and scored."""
         chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
         contexts, prompts = [self.contexts[i] for i in chosen], [self._prompts[i] for i in chosen]
-        return self._rollout.collect(number, contexts, prompts, self.objective.scores_every_sample, watch)
+        return self._sampler.draw(number, contexts, prompts, self.objective.scores_every_sample, watch)
 
     def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
         """Save the epochs that are done, when the next one failed before it changed anything."""

@@ -9,12 +9,11 @@ from itertools import islice
 
 import numpy as np
 
-from cdpg.tasks.summarization.constraint import distinct_2
-from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, error_lines, function_source, pep8_codes_of
 from cdpg.contexts.contexts import Context
-from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.measures import Measured, distinct_2, per_output
 from cdpg.evaluation.statistics import Array
 from cdpg.sandbox.reader import Apply, directly
+from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, error_lines, function_source, pep8_codes_of
 
 EXHAUSTED = "exhausted the compiler"
 

@@ -8,14 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cdpg.tasks.code.constraint import FunctionEnd, pep8_codes_of
 from cdpg.contexts.contexts import load_contexts
-from cdpg.errors import UserError
-from cdpg.tasks.code.metrics import CodeMeasure
 from cdpg.contexts.reading import Notify
+from cdpg.errors import UserError
 from cdpg.tasks.base import Draw, OriginRow, Preset, Row, Task, satisfiable
-from cdpg.tasks.hub import halves, hub_rows
+from cdpg.tasks.code.constraint import FunctionEnd, pep8_codes_of
+from cdpg.tasks.code.metrics import CodeMeasure
 from cdpg.tasks.code.signatures import definitions, python_files, signatures_in
+from cdpg.tasks.hub import halves, hub_rows
 
 _HUB = ("code-search-net/code_search_net", "python", "train")
 _PAPER_CONTEXTS = 5000
@@ -60,7 +60,7 @@ def follows_pep8(rows: Sequence[Row]) -> list[bool]:
 
 
 def _listed(name: str) -> list[Row]:
-    file = resources.files("cdpg") / "data" / "code" / f"signatures_{name}.txt"
+    file = resources.files("cdpg.tasks.code") / "data" / f"signatures_{name}.txt"
     return [{"signature": line} for line in file.read_text(encoding="utf-8").splitlines()]
 
 

@@ -12,7 +12,6 @@ sources, and where entities are only counted, such runs are left out and the tex
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -82,13 +81,6 @@ def precision_source(summary: frozenset[str], source: frozenset[str]) -> float:
 def recall_target(summary: frozenset[str], target: frozenset[str]) -> float:
     """|E(x) ∩ E(t)| / |E(t)|; 1 where the reference has no entity: there was nothing to recall."""
     return len(summary & target) / len(target) if target else 1.0
-
-
-def distinct_2(text: str) -> float:
-    """Distinct bigrams over bigrams of words between blanks; 0 for a text of fewer than two words."""
-    words = text.split()
-    bigrams = list(itertools.pairwise(words))
-    return len(set(bigrams)) / len(bigrams) if bigrams else 0.0
 
 
 @functools.lru_cache(maxsize=1)

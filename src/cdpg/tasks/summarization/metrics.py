@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from cdpg.tasks.summarization.constraint import PROMPT_PREFIX, distinct_2, labelled_entities, precision_source, recall_target
 from cdpg.constraints.texts import as_text
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.measures import Measured, distinct_2, per_output
 from cdpg.evaluation.statistics import Array
 from cdpg.sandbox.reader import Apply, directly
+from cdpg.tasks.summarization.constraint import PROMPT_PREFIX, labelled_entities, precision_source, recall_target
 
 _Labelled = list[tuple[str, str]]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.tasks.summarization.constraint import PROMPT_PREFIX
-from cdpg.tasks.summarization.metrics import SummaryMeasure
 from cdpg.tasks.base import Draw, Preset, Row, Task
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import embedded_pairs, read_pairs
+from cdpg.tasks.summarization.constraint import PROMPT_PREFIX
+from cdpg.tasks.summarization.metrics import SummaryMeasure
 
 _HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
 _PAPER_CONTEXTS = 5000

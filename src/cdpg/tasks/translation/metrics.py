@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cdpg.tasks.summarization.constraint import distinct_2
-from cdpg.tasks.translation.constraint import mask_numbers
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.measures import Measured, distinct_2, per_output
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.sandbox.reader import Apply, directly
+from cdpg.tasks.translation.constraint import mask_numbers
 
 _ORDER = 4
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.tasks.translation.constraint import numerals_of
-from cdpg.tasks.translation.metrics import TranslationMeasure
 from cdpg.contexts.reading import Notify
 from cdpg.tasks.base import Draw, Preset, Row, Task
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import embedded_pairs, read_pairs
+from cdpg.tasks.translation.constraint import numerals_of
+from cdpg.tasks.translation.metrics import TranslationMeasure
 
 PREFIX = "translate English to French: "
 _HUB = ("Helsinki-NLP/europarl", "en-fr", "train")

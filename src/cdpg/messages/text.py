@@ -1,0 +1,55 @@
+"""Text for the terminal: foreign text made harmless, and durations."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
+"""Backslashes, and the Rich tag, the bracket or the end that follows them."""
+
+
+def plain_text(text: str, limit: int = 200) -> str:
+    """Foreign text on one line of at most ``limit`` characters, without what steers a terminal.
+
+    White space becomes a space; control and formatting characters (escape sequences, bidirectional overrides,
+    zero-width characters) and lone surrogates are dropped.
+    """
+    # One character may be kept for many that are dropped, so look no further than a bounded stretch.
+    kept = "".join(_visible(character) for character in text[: 10 * limit + 1])
+    return kept if len(kept) <= limit and len(text) <= 10 * limit else kept[: limit - 1] + "…"
+
+
+def safe_text(text: str, limit: int = 200) -> str:
+    """Foreign text for a Rich console or table, which read markup: as ``plain_text``, with the markup escaped.
+
+    Where there is no markup to read, in ``rich.text.Text`` or a plain stream, use ``plain_text``.
+    """
+    return _MARKUP.sub(_escaped, plain_text(text, limit))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """What Rich shows as the match. Its own ``escape`` loses the backslash of ``\\[`` where no tag follows."""
+    backslashes, what = match.groups()
+    if what == "[":
+        return f"{backslashes}\\["
+    doubled = backslashes * 2
+    return f"{doubled}\\{what}" if what else doubled  # at the end: it would escape markup that the caller adds
+
+
+def _visible(character: str) -> str:
+    if character.isspace():
+        return " "
+    return "" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``12m05s``, ``3h07m``, ``2d04h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

@@ -1,0 +1,71 @@
+"""What an epoch or a block of an evaluation works on: samples with their verdicts and log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from cdpg.constraints.judge import CheckFailure
+from cdpg.models.sampling import Samples
+from cdpg.target import partition
+from cdpg.target.target import log_target
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """All that is known of an epoch's samples before the gradient; float64 on the CPU.
+
+    ``[context, sample]`` tensors cover the contexts of all processes, so that every decision is the same everywhere;
+    ``samples`` and ``[context, sample, token]`` tensors are this process's own.
+    """
+
+    number: int
+    b: Tensor
+    """``[context, sample]``: the constraint's verdict in [0, 1]."""
+    valid: Tensor
+    """``[context, sample]``: false where there is no verdict, because the check failed or no constraint applies; such a
+    sample counts nowhere."""
+    failed: Tensor
+    """``[context, sample]``: whether the check failed."""
+    log_q: Tensor
+    """``[context, sample]``: log-probability under the distribution the samples came from."""
+    log_a: Tensor
+    """``[context, sample]``: log-probability under the base; 0 where it was not needed."""
+    lengths: Tensor
+    """``[context, sample]``: tokens, the end token included."""
+    samples: Samples
+    token_log_a: Tensor
+    """``[context, sample, token]``: the base's log-probabilities of this process's tokens."""
+    first_context: int
+    """Where this process's contexts start among all."""
+    total: Callable[[Tensor], Tensor]
+    """Sum of a tensor over all processes."""
+    checks: Mapping[str, int] = field(default_factory=dict)
+    """``failed_timeout`` and its like: samples whose check failed or, built-in, was exhausted, over all processes."""
+    failures: Mapping[int, CheckFailure] = field(default_factory=dict)
+    """Why a check failed, by this process's own rows."""
+
+    @property
+    def inapplicable(self) -> Tensor:
+        """``[context, sample]``: whether no constraint applies."""
+        return ~self.valid & ~self.failed
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """log P_c(x)/q(x|c), ``[context, sample]``; −∞ where b = 0 or there is no verdict."""
+        ratio = log_target(self.log_a, self.b) - self.log_q
+        return ratio.masked_fill(~self.valid, -math.inf)
+
+    @cached_property
+    def log_z(self) -> Tensor:
+        """log Ẑ_c, ``[context]``."""
+        return partition.log_partition(self.log_ratio, self.valid)
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """This process's rows of a ``[context, sample]`` tensor, flat."""
+        first = self.first_context
+        return tensor[first : first + len(self.samples.contexts)].flatten()
