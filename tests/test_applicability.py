@@ -22,7 +22,7 @@ from cdpg.methods import make_objective
 from cdpg.models.base import LanguageModel
 from cdpg.preflight.advice import Look, advise
 from cdpg.sandbox.limits import Limits
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.failures import FailureLog
 from cdpg.training.optimization import accumulate
 from enumeration import Universe, contexts_of, flat_gradient, tabular

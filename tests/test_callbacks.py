@@ -17,7 +17,7 @@ from transformers import (
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
 from cdpg.evaluation.evaluator import Examination
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from enumeration import tabular
 
 CONTEXTS = ["a", "a b", "a b c"]

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.storage.card import base_on_hub, card, write_card
-from cdpg.storage.run_folder import RunFolder, read_json, write_json
+from cdpg.storage.json_files import read_json, write_json
+from cdpg.storage.run_folder import RunFolder
 
 PROMPTS = [{"prompt": text} for text in ("two dogs", "the quick brown fox", "a")]
 SPENT = {"epochs": 2, "samples": 1234, "tokens": 5000, "seconds": 60.0}

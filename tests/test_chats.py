@@ -19,7 +19,7 @@ from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.messages.terms import on_command_line
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 
 USER = {"role": "user", "content": "two dogs"}
 SYSTEM = {"role": "system", "content": "Be brief."}

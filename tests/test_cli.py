@@ -27,7 +27,9 @@ from cdpg.constraints.named import load_constraint
 from cdpg.errors import UserError
 from cdpg.jobs import comparison
 from cdpg.jobs.job import Inputs, Job
-from cdpg.storage.run_folder import JsonlFile, RunFolder, read_jsonl, write_json, write_yaml
+from cdpg.storage.json_files import write_json, write_yaml
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
+from cdpg.storage.run_folder import RunFolder
 
 CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
 SMALL = ["--set", "max_completion_length=6", "--set", "num_generations=4", "--set", "contexts_per_epoch=2"]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from cdpg.contexts.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
 from cdpg.errors import UserError
 from cdpg.messages.terms import on_command_line
-from cdpg.storage.run_folder import encode
+from cdpg.storage.json_files import encode
 
 
 def write(path: Path, content: str | bytes) -> Path:

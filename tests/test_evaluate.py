@@ -17,7 +17,7 @@ from cdpg.cli import app
 from cdpg.config import read_yaml
 from cdpg.errors import UserError
 from cdpg.jobs.job import Job, without_task
-from cdpg.storage.run_folder import write_yaml
+from cdpg.storage.json_files import write_yaml
 from cdpg.tasks import TASKS
 
 Evaluate = Callable[..., Result]

@@ -30,7 +30,7 @@ from cdpg.evaluation.statistics import (
 from cdpg.models.beams import beam_search
 from cdpg.models.loading import load_model
 from cdpg.models.scoring import score_samples
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.target.divergence import kl_target_policy_pooled
 from cdpg.tasks.code.metrics import EXHAUSTED, CodeMeasure
 from cdpg.tasks.summarization.constraint import labelled_entities

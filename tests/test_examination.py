@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.evaluation.evaluator import HeldOut
 from cdpg.report import write_report
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]

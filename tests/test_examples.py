@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 import warm
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 
 FOLDER = Path(__file__).parents[1] / "examples"
 FAMILIES = {"json_schema": "gpt2", "plain_answers": "llama", "terminology": "t5"}

@@ -22,7 +22,7 @@ from cdpg.evaluation.measures import Measured, TextMeasure
 from cdpg.models.beams import beam_search
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler, Stopwatch
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
 from side_by_side import side_by_side
 

@@ -40,7 +40,8 @@ FRONT_DOORS = ("__init__", "__main__", "constraints/__init__")
 """These give names to what stands in later folders, on demand."""
 
 WITHOUT_TORCH = (
-    "errors", "messages", "config", "sandbox", "report", "storage/run_folder", "training/progress", "tasks/__init__",
+    "errors", "messages", "config", "sandbox", "report", "storage/run_folder", "storage/jsonl", "storage/json_files",
+    "training/progress", "tasks/__init__",
 )  # fmt: skip
 """Whatever lists, helps and reports must not wait for torch."""
 HEAVY = {"torch", "transformers", "accelerate", "peft", "datasets", "spacy"}

@@ -19,7 +19,7 @@ from cdpg.errors import RunError, UserError
 from cdpg.methods.cdpg import CDPG
 from cdpg.models.sampling import Samples
 from cdpg.rollout.rollout import Rollout
-from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.training.failures import FailureLog
 from cdpg.training.metrics import failure_records, metrics_record, sample_records

@@ -11,8 +11,9 @@ import yaml
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError, UserError
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.storage.overwriting import remove_run, require_place
-from cdpg.storage.run_folder import JsonlFile, RunFolder, read_jsonl
+from cdpg.storage.run_folder import RunFolder
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]

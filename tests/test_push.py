@@ -22,7 +22,7 @@ from huggingface_hub import constants
 import tiny
 from cdpg.errors import RunError, UserError
 from cdpg.storage.hub import push_folder
-from cdpg.storage.run_folder import write_yaml
+from cdpg.storage.json_files import write_yaml
 
 TOKEN = "hf_secret"
 

@@ -13,8 +13,11 @@ import torch
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.models.tabular import TabularModel
+from cdpg.storage.atomic import write_folder
 from cdpg.storage.checkpoints import load_checkpoint, save_checkpoint
-from cdpg.storage.run_folder import JsonlFile, RunFolder, costs, read_jsonl, write_folder, write_json
+from cdpg.storage.json_files import write_json
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
+from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.system import files
 
 TUNED = [f"tuned {place}" for place in range(6)]

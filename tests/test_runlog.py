@@ -23,9 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpg.errors import RunError, UserError
-from cdpg.storage.run_folder import JsonlFile, RunFolder, encode, read_jsonl, write_json, write_yaml
+from cdpg.storage.json_files import encode, write_json, write_yaml
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
+from cdpg.storage.run_folder import RunFolder
 
-SOURCE = str(Path(sys.modules["cdpg.storage.run_folder"].__file__ or "").parents[1])
+SOURCE = str(Path(sys.modules["cdpg.storage.run_folder"].__file__ or "").parents[2])
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)
 JSON_VALUES = st.recursive(
@@ -305,7 +307,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 def test_sigkill_at_random_moments_tears_at_most_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     code = (
-        "from pathlib import Path\nfrom cdpg.storage.run_folder import JsonlFile\n"
+        "from pathlib import Path\nfrom cdpg.storage.jsonl import JsonlFile\n"
         f"file = JsonlFile(Path({str(path)!r}))\n"
         "for epoch in range(10**9):\n"
         "    file.append({'epoch': epoch, 'text': 'x' * 5000})\n"

@@ -34,7 +34,7 @@ from cdpg.errors import RunError, UserError
 from cdpg.evaluation.evaluator import Examination
 from cdpg.evaluation.measures import TextMeasure
 from cdpg.models.tabular import TabularModel
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.signals import GentleStop
 from cdpg.target.target import log_target
 from cdpg.tasks.code.constraint import FunctionEnd

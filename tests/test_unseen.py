@@ -17,7 +17,8 @@ from cdpg.cli.tables import with_interval
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.jobs.job import Job
 from cdpg.storage.card import card
-from cdpg.storage.run_folder import read_json, read_jsonl
+from cdpg.storage.json_files import read_json
+from cdpg.storage.jsonl import read_jsonl
 
 MANY = {"base": {}, "cdpg": {}, "dpg": {}}
 

@@ -11,7 +11,8 @@ import pytest
 from cdpg.errors import UserError
 from cdpg.messages import terms as wording
 from cdpg.messages.terms import for_caller, on_command_line, term
-from cdpg.storage.run_folder import JsonlFile, RunFolder
+from cdpg.storage.jsonl import JsonlFile
+from cdpg.storage.run_folder import RunFolder
 
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 OPTION = re.compile(r"(?<![\w-])--[a-z]")

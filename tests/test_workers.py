@@ -35,7 +35,7 @@ from cdpg.sandbox.pool import CannotStart, Pool
 from cdpg.sandbox.processes import Worker
 from cdpg.sandbox.protocol import as_plain, is_plain, pack, unpack
 from cdpg.sandbox.reader import Reader
-from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.tasks.code import constraint as python_code
 from cdpg.training.failures import FailureLog

@@ -8,7 +8,7 @@ from typing import Any
 
 from victim import EPOCHS, Keeper, log_of
 
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 
 
 def result(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 
 PROMPTS = ["two dogs", "the quick brown fox"]
 

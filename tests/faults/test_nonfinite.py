@@ -18,7 +18,7 @@ from cdpg.methods.base import WeightedCredit
 from cdpg.methods.ziegler import PPOCredit
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.checkpoints import load_checkpoint
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.inspection import MOST_FILES
 from enumeration import contexts_of, tabular
 

@@ -22,7 +22,7 @@ from cdpg.evaluation.evaluator import Examination
 from cdpg.messages.terms import on_command_line
 from cdpg.models.tabular import TabularModel
 from cdpg.storage import provenance, schedule
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.optimization import Updater
 from enumeration import contexts_of, tabular
 

@@ -23,7 +23,9 @@ from cdpg.config import parse_overrides, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.models.loading import load_model
 from cdpg.storage.checkpoints import CorruptCheckpoint, _manifest_bytes, load_checkpoint
-from cdpg.storage.run_folder import JsonlFile, RunFolder, write_json
+from cdpg.storage.json_files import write_json
+from cdpg.storage.jsonl import JsonlFile
+from cdpg.storage.run_folder import RunFolder
 from enumeration import contexts_of, tabular
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 import tiny
 import warm
 from cdpg.storage.checkpoints import load_checkpoint
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.signals import GentleStop
 
 CHECKS = """

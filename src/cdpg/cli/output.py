@@ -16,7 +16,8 @@ from cdpg.errors import CDPGError
 from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job
 from cdpg.messages.text import plain_text
-from cdpg.storage.run_folder import RunFolder, read_json
+from cdpg.storage.json_files import read_json
+from cdpg.storage.run_folder import RunFolder
 
 
 def console_of_main() -> Console:

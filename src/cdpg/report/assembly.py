@@ -14,7 +14,7 @@ from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.study import BASE_NAME, RELATIVE, Group, Study
 from cdpg.report.style import METHODS, OTHERS
 from cdpg.report.values import distinct, interval, number, numbered, short, without
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 _PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}
 """Settings in which runs may differ and still be repetitions of one another."""

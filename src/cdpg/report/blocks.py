@@ -14,7 +14,7 @@ from typing import Any
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Found, Run
 from cdpg.report.values import Interval, count, interval, number, short, without
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 _REQUIRED = ("base model", "constraint", "evaluated contexts")
 """What two runs must have in common; the other facts only must not differ."""

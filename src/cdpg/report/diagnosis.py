@@ -27,7 +27,7 @@ from cdpg.report.training_rules import (
     unfinished,
 )
 from cdpg.report.values import Interval, count, interval, number
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 _OWN = "kl_target_policy"
 

@@ -31,7 +31,7 @@ from cdpg.report.series import (
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import METHODS, STAGES, Style
 from cdpg.report.values import count, mean, short
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 _POOLS = " Here each point has a pool of its own, of the base and that run; the base's level is of the last."
 

@@ -13,7 +13,7 @@ import yaml
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.values import number, short, without
-from cdpg.storage.run_folder import mapping
+from cdpg.storage.json_files import mapping
 
 _OF_A_RUN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluation.json", "samples.jsonl")
 _COMPARISON = "comparison.json"

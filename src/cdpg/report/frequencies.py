@@ -12,7 +12,7 @@ from cdpg.report.series import Series, thinned
 from cdpg.report.study import BASE_NAME, RELATIVE, Study
 from cdpg.report.style import BASE, Style
 from cdpg.report.values import count, distinct, short
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 MOST_NAMES = 12
 """Bars of a counter: the most frequent names."""

@@ -32,7 +32,7 @@ from cdpg.report.study import Group, Study
 from cdpg.report.style import dark_twins
 from cdpg.report.tables import Table, duration, tables_of, written
 from cdpg.report.values import count, distinct, mean, number, short, text, visible
-from cdpg.storage.run_folder import mapping
+from cdpg.storage.json_files import mapping
 
 _SECTIONS = {
     "training": (

@@ -12,7 +12,7 @@ from cdpg.report.folders import Record
 from cdpg.report.highlight import prose, python
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.values import count, is_chat, number, short, text
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 MOST_CONTEXTS = 8
 MOST_OUTPUTS = 2

@@ -10,7 +10,7 @@ from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Record, Run
 from cdpg.report.study import Group, Study
 from cdpg.report.values import Interval, count, interval, mean, number
-from cdpg.storage.run_folder import mapping
+from cdpg.storage.json_files import mapping
 
 BINS = 40
 """Epochs are drawn in at most this many bins, so that a long run is as light as a short one."""

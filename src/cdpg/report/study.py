@@ -11,7 +11,7 @@ from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.report.folders import Record, Run
 from cdpg.report.style import BASE, Style
 from cdpg.report.values import Interval, distinct, interval, short, text
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 BASE_NAME = "base"
 RELATIVE = frozenset({"compile_outcome"})

@@ -14,7 +14,7 @@ from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
 from cdpg.report.figures import axis_label, describe
 from cdpg.report.study import Study
 from cdpg.report.values import Interval, count, interval, number, short, visible
-from cdpg.storage.run_folder import mapping, sequence
+from cdpg.storage.json_files import mapping, sequence
 
 _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "requirement": (

@@ -17,7 +17,8 @@ from cdpg.evaluation.catalogue import METRICS, fixed
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.messages.text import plain_text
 from cdpg.models.names import EMBEDDED
-from cdpg.storage.run_folder import RunFolder, costs, mapping, read_json, sequence, write_json
+from cdpg.storage.json_files import mapping, read_json, sequence, write_json
+from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.storage.usage import is_hub_id, program, settings_in_words
 from cdpg.system import files
 

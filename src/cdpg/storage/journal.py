@@ -8,7 +8,8 @@ from typing import Any
 from cdpg.config import CDPGConfig
 from cdpg.storage import schedule
 from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
-from cdpg.storage.run_folder import JsonlFile, RunFolder
+from cdpg.storage.jsonl import JsonlFile
+from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system import files
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.messages.terms import term
-from cdpg.storage.run_folder import RunFolder, mapping
+from cdpg.storage.json_files import mapping
+from cdpg.storage.run_folder import RunFolder
 from cdpg.system import files
 
 

@@ -1,28 +1,16 @@
-"""A run's folder and the files in it: strict JSON, one record a line, nothing half-written taken for whole."""
+"""A run's folder: the names of its files, and the lock that keeps a second run out."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import fcntl
-import json
-import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
 
-import yaml
-from safetensors import SafetensorError
-
-from cdpg.errors import RunError, UserError
+from cdpg.errors import UserError
 from cdpg.messages.terms import term
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.system import files
-
-_UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Legal in a JSON string but escaped: they have no UTF-8 form, break lines, or steer a terminal that shows the file."""
 
 
 class RunFolder:
@@ -180,130 +168,11 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-@dataclasses.dataclass(frozen=True)
-class JsonlFile:
-    """An append-only file of records, one line of strict JSON each; nothing is kept open between calls."""
-
-    path: Path
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line, ``epoch`` first and the other keys sorted; a line that does not fit the disk is taken back."""
-        line = encode(_ordered(record)) + b"\n"
-        start = self.position()
-        try:
-            files.append_bytes(self.path, line)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                files.cut(self.path, start)
-            raise _cannot_write(self.path, error) from error
-
-    def position(self) -> int:
-        """Length in bytes; 0 if there is no file yet."""
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def truncate(self, position: int) -> None:
-        """Cut what came after ``position``, which a checkpoint recorded, so that no line is missing or doubled."""
-        size = self.position()
-        if size < position or not self._line_ends_at(position):
-            raise RunError(
-                f"{str(self.path)!r} was changed since the checkpoint was written: it had {position} bytes of whole "
-                f"lines then, and does not now (it has {size}): restore the file, or start a new run in another folder"
-            )
-        if size == position:
-            return
-        try:
-            files.cut(self.path, position)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-
-    def sync(self) -> None:
-        """Wait until all lines are on the disk; called before a checkpoint that records the position."""
-        if not self.path.exists():
-            return
-        try:
-            files.sync(self.path)
-            files.sync(self.path.parent)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-
-    def _line_ends_at(self, position: int) -> bool:
-        if position == 0:
-            return True
-        with self.path.open("rb") as file:
-            file.seek(position - 1)
-            return file.read(1) == b"\n"
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file; a last line cut short by a killed writer is left out, anything else is a UserError."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    record = json.loads(line, parse_constant=_refuse_constant)
-                except (ValueError, RecursionError) as error:
-                    if not line.endswith(b"\n"):
-                        return
-                    raise UserError(f"line {number} of {str(path)!r} is not valid JSON: {error}") from error
-                if not isinstance(record, dict):
-                    kind = type(record).__name__
-                    raise UserError(f"line {number} of {str(path)!r} must hold a JSON object, not a {kind}")
-                yield record
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-
-
-def last_record(path: Path) -> dict[str, Any]:
-    """The last line of a file of records; empty if there is none."""
-    records = list(read_jsonl(path)) if path.exists() else []
-    return records[-1] if records else {}
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    try:
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} is not valid JSON: {error}") from error
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """Of what was read, a mapping with text for keys; empty for anything else."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
-
-
-def sequence(value: Any) -> list[Any]:
-    """Of what was read, a list; empty for anything else."""
-    return value if isinstance(value, list) else []
-
-
 def costs(folder: RunFolder) -> dict[str, float]:
     """What a run has cost so far: epochs, samples, tokens, seconds, added up over its metrics."""
     records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
     keys = ("samples", "tokens", "seconds")
     return {"epochs": len(records), **{key: sum(record.get(key) or 0 for record in records) for key in keys}}
-
-
-def write_json(path: Path, obj: Any) -> None:
-    """Write ``obj`` as indented JSON, whole or not at all; NaN and infinities become null."""
-    _write_atomically(path, encode(obj, indent=2) + b"\n")
-
-
-def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
-    """Write ``mapping`` as YAML that safe loading reads back, whole or not at all; NaN and infinities become null."""
-    # In ASCII: the library writes some characters, such as U+0085, so that it cannot read them back.
-    text = yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=False)
-    _write_atomically(path, text.encode("ascii"))
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines of ASCII, whole or not at all."""
-    _write_atomically(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
 
 
 def read_tuned_on(folder: RunFolder) -> frozenset[str] | None:
@@ -312,59 +181,3 @@ def read_tuned_on(folder: RunFolder) -> frozenset[str] | None:
         return frozenset(folder.tuned_on.read_text(encoding="ascii").split())
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let ``write`` fill a folder, which takes the name ``path`` once it is whole and on the disk."""
-    writing = path.with_name(f"{files.WRITING}{path.name}-{os.getpid()}")
-    try:
-        files.make_folder(writing)
-        write(writing)
-        files.sync_tree(writing)
-        files.publish(writing, path)
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk is called there
-        raise _cannot_write(path, error) from error
-    finally:
-        files.tidy(path.parent, path.name)
-
-
-def encode(obj: Any, indent: int | None = None) -> bytes:
-    """Strict JSON in UTF-8: null for NaN and infinities, escapes for lone surrogates and control characters."""
-    text = json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False, indent=indent)
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode("utf-8")
-
-
-def _plain(obj: Any) -> Any:
-    """``obj`` in the types of JSON, without what JSON cannot say."""
-    if isinstance(obj, float):
-        return float(obj) if math.isfinite(obj) else None
-    if isinstance(obj, Mapping):
-        return {str(key): _plain(value) for key, value in obj.items()}
-    if isinstance(obj, (list, tuple)):
-        return [_plain(item) for item in obj]
-    return obj
-
-
-def _ordered(value: Any) -> Any:
-    """The same order of keys however the record was put together: ``epoch`` first, the others by name."""
-    if isinstance(value, Mapping):
-        return {key: _ordered(value[key]) for key in sorted(value, key=lambda key: (key != "epoch", str(key)))}
-    if isinstance(value, (list, tuple)):
-        return [_ordered(item) for item in value]
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    try:
-        files.replace_file(path, data)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: Exception) -> RunError:
-    reason = getattr(error, "strerror", None) or error
-    return RunError(f"cannot write {str(path)!r}: {reason}; free some space or make it writable")

@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 
 BEST = "satisfaction"
 """The held-out metric that callbacks take the best epoch by; the more the better."""

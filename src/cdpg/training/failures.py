@@ -11,7 +11,7 @@ from typing import Any
 from cdpg.errors import CDPGError, RunError, UserError
 from cdpg.messages.terms import term
 from cdpg.rollout.rollout import Rollout
-from cdpg.storage.run_folder import JsonlFile, read_jsonl
+from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.training.metrics import failure_records
 

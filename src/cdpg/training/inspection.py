@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cdpg.errors import RunError
 from cdpg.rollout.rollout import Rollout
-from cdpg.storage.run_folder import write_json
+from cdpg.storage.json_files import write_json
 from cdpg.system import files
 from cdpg.training.optimization import RefusedStep, StepSummary
 

@@ -10,7 +10,7 @@ import torch
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Judge
-from cdpg.storage.run_folder import read_jsonl
+from cdpg.storage.jsonl import read_jsonl
 from cdpg.system import memory
 from cdpg.system.threads import CoreWatch
 from cdpg.training.failures import FailureLog

@@ -32,11 +32,14 @@ from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.reader import Reader
 from cdpg.storage import card, provenance, schedule, usage
+from cdpg.storage.atomic import write_folder, write_lines
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.storage.hub import push_folder
 from cdpg.storage.journal import Journal
+from cdpg.storage.json_files import write_yaml
+from cdpg.storage.jsonl import last_record
 from cdpg.storage.overwriting import remove_run, require_place
-from cdpg.storage.run_folder import RunFolder, last_record, write_folder, write_lines, write_yaml
+from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system.distributed import Processes, make_accelerator, processes_here, tracker_config
 from cdpg.system.signals import GentleStop

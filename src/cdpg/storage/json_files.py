@@ -1,0 +1,72 @@
+"""Strict JSON, and YAML of the same values: written whole or not at all, and checked when read."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from cdpg.errors import UserError
+from cdpg.storage.atomic import write_bytes
+
+_UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Legal in a JSON string but escaped: they have no UTF-8 form, break lines, or steer a terminal that shows the file."""
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write ``obj`` as indented JSON, whole or not at all; NaN and infinities become null."""
+    write_bytes(path, encode(obj, indent=2) + b"\n")
+
+
+def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
+    """Write ``mapping`` as YAML that safe loading reads back, whole or not at all; NaN and infinities become null."""
+    # In ASCII: the library writes some characters, such as U+0085, so that it cannot read them back.
+    text = yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=False)
+    write_bytes(path, text.encode("ascii"))
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(path.read_bytes(), parse_constant=refuse_constant)
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} is not valid JSON: {error}") from error
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Of what was read, a mapping with text for keys; empty for anything else."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """Of what was read, a list; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def encode(obj: Any, indent: int | None = None) -> bytes:
+    """Strict JSON in UTF-8: null for NaN and infinities, escapes for lone surrogates and control characters."""
+    text = json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False, indent=indent)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode("utf-8")
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """For ``json.loads``, which takes NaN and Infinity for JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _plain(obj: Any) -> Any:
+    """``obj`` in the types of JSON, without what JSON cannot say."""
+    if isinstance(obj, float):
+        return float(obj) if math.isfinite(obj) else None
+    if isinstance(obj, Mapping):
+        return {str(key): _plain(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [_plain(item) for item in obj]
+    return obj
