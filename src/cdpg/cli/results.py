@@ -30,9 +30,9 @@ from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
 from cdpg.messages.terms import on_command_line
 from cdpg.models.names import locate, require_model
 from cdpg.report.values import is_chat
-from cdpg.storage.json_files import mapping, read_json, sequence
+from cdpg.storage.json_files import mapping, read_json, sequence, write_json
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.storage.run_folder import RunFolder
+from cdpg.storage.run_folder import RunFolder, costs, read_tuned_on
 from cdpg.tasks import TASKS
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
@@ -102,8 +102,6 @@ def evaluate(
         target = output or (folder.evaluation if own else _elsewhere())
         from cdpg.jobs.comparison import evaluate_model
         from cdpg.storage.card import write_evaluation
-        from cdpg.storage.json_files import write_json
-        from cdpg.storage.run_folder import costs, read_tuned_on
 
         quiet_transformers()
         result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, read_tuned_on(folder))
