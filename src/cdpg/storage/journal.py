@@ -1,14 +1,19 @@
-"""A run's logs and checkpoints: a checkpoint records how long the logs were, and a run that goes on cuts them there."""
+"""What a run writes as it goes on: its configuration, logs and checkpoints.
+
+A checkpoint records how long the logs were, and a run that goes on cuts them there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpg.config import CDPGConfig
 from cdpg.storage import schedule
+from cdpg.storage.atomic import write_lines
 from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
-from cdpg.storage.jsonl import JsonlFile
+from cdpg.storage.json_files import write_yaml
+from cdpg.storage.jsonl import JsonlFile, last_record
 from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system import files
@@ -26,6 +31,17 @@ class Journal:
     def append(self, log: str, record: Mapping[str, Any]) -> None:
         """Add a line to one of the logs, by its name without the ending."""
         self._logs[log].append(record)
+
+    def last(self, log: str) -> dict[str, Any]:
+        """The last line of a log; empty if there is none."""
+        return last_record(self._logs[log].path)
+
+    def describe(self, config: CDPGConfig, inputs: Mapping[str, Any], tuned_on: Iterable[str]) -> None:
+        """Write what is needed to repeat the run, and the digests of the prompts that it is tuned on."""
+        write_lines(self._folder.tuned_on, sorted(set(tuned_on)))
+        # Not to be overwritten by whoever repeats it from this file.
+        settings = config.replace(overwrite_output_dir=False).to_mapping()
+        write_yaml(self._folder.config, {**inputs, **settings, "origin": self._origin})
 
     def begin(self, checkpoint: Checkpoint | None, config: CDPGConfig) -> None:
         """Cut off what came after the checkpoint that the run goes on from, or all if it is a new run."""

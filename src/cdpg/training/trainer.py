@@ -32,12 +32,10 @@ from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.reader import Reader
 from cdpg.storage import card, provenance, schedule, usage
-from cdpg.storage.atomic import write_folder, write_lines
+from cdpg.storage.atomic import write_folder
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.storage.hub import push_folder
 from cdpg.storage.journal import Journal
-from cdpg.storage.json_files import write_yaml
-from cdpg.storage.jsonl import last_record
 from cdpg.storage.overwriting import remove_run, require_place
 from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
@@ -172,7 +170,7 @@ class CDPGTrainer(TakesCallbacks):
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
-        return record or last_record(self.folder.metrics)
+        return record or self._journal.last("metrics")
 
     def _epochs(self, done: int, progress: Progress, stop: GentleStop) -> dict[str, Any]:
         """Every epoch after the first ``done``; the metrics of the last, or nothing."""
@@ -360,10 +358,7 @@ class CDPGTrainer(TakesCallbacks):
                 require_place(self.folder, self.args.overwrite_output_dir, self._sources)
                 remove_run(self.folder)
             self._journal.begin(checkpoint, self.args)
-            write_lines(self.folder.tuned_on, sorted(set(prompt_digests(self.contexts))))
-            # Not to be overwritten by whoever repeats it from this file.
-            settings = self.args.replace(overwrite_output_dir=False).to_mapping()
-            write_yaml(self.folder.config, {**self._inputs, **settings, "origin": self._origin})
+            self._journal.describe(self.args, self._inputs, prompt_digests(self.contexts))
         for notice in usage.notices(self._origin["sampling"]):
             progress.note(notice)
         if self.args.report_to:
@@ -373,7 +368,7 @@ class CDPGTrainer(TakesCallbacks):
         logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
         self._callbacks.begin(self.args, done, self.processes.from_main(logged))
         self._notices.of_start(progress.note)
-        last = last_record(self.folder.evaluations).get("epoch") if self.processes.is_main else done
+        last = self._journal.last("evaluations").get("epoch") if self.processes.is_main else done
         if self.processes.any(last != done):
             self._evaluate_if(self.args.evaluates_after(done), done, progress, stop)
             self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
