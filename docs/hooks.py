@@ -1,15 +1,18 @@
 """What the documentation's build adds: parts that are made from the program itself, so that they cannot go stale.
 
 In a page, ``<!-- settings -->``, ``<!-- inputs -->``, ``<!-- metrics -->`` and ``<!-- presets TASK -->`` become tables.
-Links to source files become links to the reference.
+Links to source files become links to the reference. Formulas become MathML, which browsers show without a script.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
 from collections.abc import Callable
 from typing import Any
+
+from latex2mathml.converter import convert
 
 from cdpg.cli.settings import field_docstrings
 from cdpg.config import FIELDS, CDPGConfig
@@ -18,6 +21,9 @@ from cdpg.jobs.job import Job
 from cdpg.tasks import TASKS
 
 _MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")
+_FORMULA = re.compile(r'class="arithmatex">\\([(\[])(.*?)\\[)\]]</', re.DOTALL)
+_FUNCTION_NAME = re.compile(r"<m[io]>(log|min)</m[io]>")
+_SPACED = r'<mi>\1</mi><mspace width="0.167em" />'  # "log a", not "loga"
 _SOURCE = re.compile(r"\]\((?:\.\./)+src/(cdpg/[\w/]+)\.py\)")
 
 
@@ -73,6 +79,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({upwards}reference/stages.md#{module})"
 
     return _SOURCE.sub(to_reference, text)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Every formula as MathML; the extension arithmatex has put it into an element of its own, as TeX."""
+
+    def rendered(formula: re.Match[str]) -> str:
+        display = "block" if formula[1] == "[" else "inline"
+        mathml = convert(html.unescape(formula[2]).strip(), display=display)
+        return f'class="arithmatex">{_FUNCTION_NAME.sub(_SPACED, mathml)}</'
+
+    return _FORMULA.sub(rendered, content)
 
 
 def _shown(value: Any) -> str:

@@ -35,6 +35,14 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+def formulas(page: Path) -> list[str]:
+    """The TeX of a page: ``$…$`` in a line, or ``$$…$$``; there is none in code."""
+    text = re.sub(
+        r"^```.*?^```|`[^`\n]+`|^ {4}.*?$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    return re.findall(r"\$\$.+?\$\$|\$[^$]+\$", text, re.DOTALL)
+
+
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("documentation_hooks", DOCS / "hooks.py")
@@ -61,8 +69,22 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     assert all(f"<code>{metric}</code>" in texts["methods/metrics.html"] for metric in METRICS)
     assert 'id="cdpg.methods.cdpg"' in texts["reference/stages.html"]
     assert 'href="../reference/stages.html#cdpg.methods.cdpg"' in texts["methods/cdpg.html"]
+    for page in PAGES:
+        html = texts[str(page.relative_to(DOCS).with_suffix(".html"))]
+        assert html.count("<math ") == len(formulas(page)), f"{page}: a formula is not rendered"
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert any("CDPGTrainer" in entry["title"] for entry in index["docs"])
+
+
+def test_formulas_are_rendered_by_the_build(hooks: ModuleType) -> None:
+    assert len(formulas(DOCS / "methods" / "cdpg.md")) > 10
+    line = hooks.on_page_content(r'<span class="arithmatex">\(Z_c &lt; 1\)</span>')
+    assert "<msub><mi>Z</mi><mi>c</mi></msub><mo>&#x0003C;</mo><mn>1</mn>" in line
+    assert 'display="inline"' in line
+    block = hooks.on_page_content('<div class="arithmatex">\\[\n\\log a\n\\]</div>')
+    assert 'display="block"' in block
+    assert "\\log" not in block
+    assert hooks.on_page_content("<code>$HOME</code>") == "<code>$HOME</code>"
 
 
 def test_tables_are_those_of_the_program(hooks: ModuleType) -> None:
