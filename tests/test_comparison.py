@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdpg.evaluation.measures import TextMeasure
 from cdpg.jobs import comparison
 from cdpg.jobs.comparison import ComparisonRun, compare, comparison_runs
 from cdpg.jobs.job import Inputs, Job
@@ -60,14 +60,14 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         lines = [{"epoch": n, "samples": 10, "tokens": 100 * place, "seconds": 0.5 * place} for n in (1, 2)]
         write_lines(run.folder.metrics, lines)
 
-    def evaluated(held_out: Any, models: Any, *rest: Any) -> Figures:
+    def evaluated(evaluator: Any, models: Any, *rest: Any) -> Figures:
         loaded.update({name: str(load()) for name, load in models.items()})
         return Figures()
 
-    monkeypatch.setattr(comparison, "make_trainer", lambda *given: types.SimpleNamespace(held_out=None))
+    monkeypatch.setattr(comparison, "make_evaluator", lambda *given: None)
     monkeypatch.setattr(comparison, "load_model", lambda path, settings: path)
     monkeypatch.setattr(comparison, "_evaluated", evaluated)
-    inputs = Inputs.__new__(Inputs)  # nothing of it is read: there is no trainer
+    inputs = Inputs([], [], lambda prompts, completions: [], TextMeasure(), None)  # nothing is evaluated
     assert compare(job_in(tmp_path), inputs, runs, None, print, GentleStop()) is not None
     return loaded
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import tiny
@@ -165,3 +167,26 @@ def test_another_task_s_preset_holds_for_it() -> None:
     )
     own = Job.from_mapping({"model": "m", "contexts": "c.txt", "constraint": "a:b", "epochs": 7})
     assert without_task({**own.inputs(), **own.settings.to_mapping()}) == {"model": "m", "data_seed": 0, "epochs": 7}
+
+
+def test_an_evaluation_loads_the_base_and_the_model_once_and_makes_no_optimiser(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load = AutoModelForCausalLM.from_pretrained
+
+    def counted(name: str, **options: Any) -> Any:
+        loaded.append(Path(name).name)
+        return load(name, **options)
+
+    def refused(*given: Any, **options: Any) -> None:
+        raise AssertionError("an optimiser was made")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", refused)
+    before = json.loads((place / "run" / "evaluation.json").read_text())
+    result = CliRunner().invoke(app, ["evaluate", "run"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert loaded == ["llama", "model"]
+    after = json.loads((place / "run" / "evaluation.json").read_text())
+    assert {name: after[name] for name in ("base", "tuned")} == {name: before[name] for name in ("base", "tuned")}

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
-from cdpg.evaluation.evaluator import Examination
 from cdpg.evaluation.measures import Measured, TextMeasure
+from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.models.beams import beam_search
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler, Stopwatch
@@ -112,7 +112,7 @@ def log_probs(model: TabularModel, texts: list[tuple[str, ...]]) -> Tensor:
 
 def test_softly_satisfying_samples_of_others_are_scored_for_the_pool(tmp_path: Path) -> None:
     made, other = trainer(tmp_path, evaluation_samples=12), tabular(SEED + 1)
-    found = made.held_out.evaluate({"tuned": lambda: other}, {}, lambda text: None)
+    found = made.evaluator.evaluate({"tuned": lambda: other}, {}, lambda text: None)
     assert found is not None
     expected: dict[str, list[float]] = {"base": [], "tuned": []}
     texts = {name: found.outcomes[name].texts for name in ("base", "tuned")}
@@ -139,7 +139,7 @@ def test_several_processes_evaluate_as_one_does(tmp_path: Path) -> None:
     whole, part = (
         side_by_side(
             count,
-            lambda processes: replace(trainer(tmp_path, evaluation_samples=12).held_out, processes=processes).evaluate(
+            lambda processes: replace(trainer(tmp_path, evaluation_samples=12).evaluator, processes=processes).evaluate(
                 {"tuned": lambda: tabular(SEED + 1)}, {}, lambda text: None
             ),
         )
@@ -169,7 +169,7 @@ class Words:
 def test_blocks_have_numbers_of_their_own_and_none_of_training(tmp_path: Path) -> None:
     held_out = [MANY[place % 64] for place in range(128)]
     made = trainer(tmp_path, held_out=held_out, evaluation_samples=4)
-    texts = made.held_out.outcome("tuned", made.policy, lambda text: None).texts
+    texts = made.evaluator.outcome("tuned", made.policy, lambda text: None).texts
     assert len(texts) == 128
     assert all(len(row) == 4 for row in texts)
     assert texts[:64] != texts[64:]
@@ -190,7 +190,7 @@ def test_counts_are_over_all_blocks(tmp_path: Path) -> None:
         failures["died"] += len(texts)
         return [None] * len(texts)
 
-    held_out = replace(made.held_out, read=read)  # type: ignore[arg-type]
+    held_out = replace(made.evaluator, read=read)  # type: ignore[arg-type]
     outcome = held_out.outcome("tuned", made.policy, lambda text: None)
     texts = [text for row in outcome.texts for text in row]
     assert len(texts) == 350
@@ -212,7 +212,7 @@ def test_the_check_of_a_beam_may_fail(tmp_path: Path) -> None:
         return [math.nan if pair == failing else 1.0 for pair in zip(prompts, completions, strict=True)]
 
     made = trainer(tmp_path, check, evaluation_samples=2, measure=TextMeasure(beams=2))
-    found = made.held_out.evaluate({}, {}, lambda text: None)
+    found = made.evaluator.evaluate({}, {}, lambda text: None)
     assert found is not None
     assert found.outcomes["base"].beams == tuple(beams)
     shown = found.outcomes["base"].shown_ids
@@ -224,10 +224,10 @@ def test_the_check_of_a_beam_may_fail(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_policy_is_forgotten_when_its_weights_change(tmp_path: Path) -> None:
     made = trainer(tmp_path, evaluation_samples=200)
-    examination = Examination(made.held_out, made.policy, {})
+    evaluations = RunEvaluations(made.evaluator, made.policy, {})
 
     def satisfaction(epoch: int) -> float:
-        found: float = examination.along(epoch)["metrics"]["satisfaction"]["mean"]
+        found: float = evaluations.after_epoch(epoch)["metrics"]["satisfaction"]["mean"]
         return found
 
     first = satisfaction(1)
@@ -235,7 +235,7 @@ def test_what_is_known_of_a_policy_is_forgotten_when_its_weights_change(tmp_path
     with torch.no_grad():
         made.policy.table[:, :, 1] += 3.0  # type: ignore[attr-defined]
     assert satisfaction(3) > first + 0.1
-    final = examination.final(lambda text: None)
+    final = evaluations.at_end(lambda text: None)
     assert final is not None
     assert final.metrics()["tuned"]["satisfaction"]["mean"] > first + 0.1
 

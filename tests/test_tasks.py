@@ -22,7 +22,7 @@ from cdpg.cli import app
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import METRICS
-from cdpg.evaluation.evaluator import HeldOut
+from cdpg.evaluation.evaluator import Evaluator
 from cdpg.jobs.comparison import ComparisonRun, comparison_runs
 from cdpg.jobs.job import Inputs, Job, gather, prompting
 from cdpg.storage.provenance import versions
@@ -504,8 +504,8 @@ def test_only_the_main_process_writes_and_prints(
     """Another process does its part of the work and leaves no trace of its own."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Processes, "is_main", property(lambda self: False))
-    evaluate_all = HeldOut.evaluate
-    monkeypatch.setattr(HeldOut, "evaluate", lambda *arguments: evaluate_all(*arguments, limit=2))
+    evaluate_all = Evaluator.evaluate
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *arguments: evaluate_all(*arguments, limit=2))
     monkeypatch.chdir(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in comparison.rglob("*")}
     evaluate = ["evaluate", str(comparison / RUNS[0])]
@@ -565,7 +565,7 @@ def test_a_model_with_other_tokens_than_the_base_is_refused_before_anything_is_s
     def look(*arguments: Any) -> None:
         raise AssertionError("something was sampled")
 
-    monkeypatch.setattr("cdpg.evaluation.evaluator.HeldOut.evaluate", look)
+    monkeypatch.setattr("cdpg.evaluation.evaluator.Evaluator.evaluate", look)
     base, model = save(tmp_path / "base", "t5"), make(tmp_path / "model")
     settings = ["--set", "device=cpu", "--set", "check_workers=0", "--set", "max_completion_length=6"]
     sentences = write_sentences(tmp_path / "sentences.csv", 3)

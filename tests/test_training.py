@@ -31,8 +31,8 @@ import tiny
 import warm
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.evaluator import Examination
 from cdpg.evaluation.measures import TextMeasure
+from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.signals import GentleStop
@@ -602,10 +602,10 @@ def test_stock_callbacks_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_early_stopping_looks_at_held_out_satisfaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([0.2, 0.4, 0.3, 0.5, 0.5, 0.45, 0.9])
 
-    def along(self: Examination, epoch: int, tell: Any) -> dict[str, Any]:
+    def along(self: RunEvaluations, epoch: int, tell: Any) -> dict[str, Any]:
         return {"epoch": epoch, "metrics": {"satisfaction": {"mean": next(found)}}}
 
-    monkeypatch.setattr(Examination, "along", along)
+    monkeypatch.setattr(RunEvaluations, "after_epoch", along)
     config = settings(tmp_path, epochs=10, evaluate_every=1, evaluate_at_end=False)
     trainer = CDPGTrainer(tabular(4), has_a, config, CONTEXTS, CONTEXTS, callbacks=[EarlyStoppingCallback(2)])
     assert trainer.train()["epoch"] == 5

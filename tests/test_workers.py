@@ -657,7 +657,7 @@ def test_what_reads_outputs_has_the_limits_of_what_judges_them(tmp_path: Path, m
     monkeypatch.setattr("cdpg.training.trainer.processes_here", lambda: 3)
     monkeypatch.setattr("cdpg.sandbox.limits._cores", lambda: 6)
     made = trainer(tmp_path, naughty.constraint, held_out=True)
-    assert made.held_out.read._limits.workers == 2
+    assert made.evaluator.read._limits.workers == 2
 
 
 def test_an_evaluation_says_how_many_checks_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -683,8 +683,8 @@ class Misread:
 
 def test_an_evaluation_leaves_out_and_counts_what_could_not_be_measured(tmp_path: Path) -> None:
     made = trainer(tmp_path, naughty.constraint, held_out=True, measure=Misread(), evaluation_samples=12)
-    with contextlib.closing(made.held_out):
-        found = made.held_out.evaluate({}, {}, lambda text: None)
+    with contextlib.closing(made.evaluator):
+        found = made.evaluator.evaluate({}, {}, lambda text: None)
     assert found is not None
     texts = [text for row in found.outcomes["base"].texts for text in row]
     died = sum(text.startswith("a") for text in texts)

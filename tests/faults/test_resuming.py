@@ -18,7 +18,7 @@ import yaml
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import Interrupted, RunError, UserError
-from cdpg.evaluation.evaluator import Examination
+from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.messages.terms import on_command_line
 from cdpg.models.tabular import TabularModel
 from cdpg.storage import provenance, schedule
@@ -286,14 +286,14 @@ def test_trouble_with_an_epochs_samples_costs_none_of_those_before(run: Path, tm
 def test_trouble_with_an_evaluation_costs_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"held_out": CONTEXTS, "evaluate_every": 3, "save_every": 100, "evaluate_at_end": False}
     make(tmp_path / "whole", **options).train()
-    along = Examination.along
+    along = RunEvaluations.after_epoch
 
-    def troubled(self: Examination, epoch: int, tell: Any) -> Any:
+    def troubled(self: RunEvaluations, epoch: int, tell: Any) -> Any:
         if epoch == 3:
             raise Trouble
         return along(self, epoch, tell)
 
-    monkeypatch.setattr(Examination, "along", troubled)
+    monkeypatch.setattr(RunEvaluations, "after_epoch", troubled)
     with pytest.raises(Trouble):
         make(tmp_path / "cut", **options).train()
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["epoch-000003"]
@@ -381,18 +381,20 @@ def test_a_signal_puts_an_evaluation_off_until_the_run_is_resumed(
 ) -> None:
     options = {"held_out": CONTEXTS, "evaluate_every": 2, "save_every": 100, "evaluate_at_end": False}
     make(tmp_path / "whole", **options).train()
-    along = Examination.along
+    along = RunEvaluations.after_epoch
 
-    def signalled(self: Examination, epoch: int, tell: Any) -> Any:
+    def signalled(self: RunEvaluations, epoch: int, tell: Any) -> Any:
         if epoch in (0, 2):
             os.kill(os.getpid(), signal.SIGTERM)
         return along(self, epoch, tell)
 
-    monkeypatch.setattr(Examination, "along", signalled)
+    monkeypatch.setattr(RunEvaluations, "after_epoch", signalled)
     with pytest.raises(Interrupted, match="stopped before the first epoch"):
         make(tmp_path / "cut", **options).train()
     assert not (tmp_path / "cut" / "metrics.jsonl").exists()
-    monkeypatch.setattr(Examination, "along", lambda *given: along(*given) if given[1] == 0 else signalled(*given))
+    monkeypatch.setattr(
+        RunEvaluations, "after_epoch", lambda *given: along(*given) if given[1] == 0 else signalled(*given)
+    )
     with pytest.raises(Interrupted, match="stopped after epoch 2, a checkpoint is written"):
         make(tmp_path / "cut", **options).train()
     monkeypatch.undo()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -16,35 +16,32 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
-from cdpg.constraints.judge import Judge
-from cdpg.contexts.contexts import Context, count_tuned_on
-from cdpg.contexts.reading import ignore_message
+from cdpg.constraints.judge import Constraints, Judge
+from cdpg.contexts.chats import as_chats, notices_on_prompts
+from cdpg.contexts.contexts import Context, count_tuned_on, load_contexts
 from cdpg.errors import UserError
-from cdpg.evaluation.catalogue import POOLED
-from cdpg.evaluation.measures import Measure, Measured
+from cdpg.evaluation.measures import Measure, Measured, TextMeasure
 from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
 from cdpg.evaluation.plan import BLOCK
 from cdpg.evaluation.results import BASE, Evaluation
 from cdpg.evaluation.statistics import Array, Statistic
-from cdpg.evaluation.unseen import TUNED_ON
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.models.beams import beam_search
+from cdpg.models.loading import load_base
 from cdpg.models.sampling import Samples, StopRule
 from cdpg.models.scoring import score_samples
-from cdpg.models.transformer import digest
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
+from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.reader import Reader
-from cdpg.system.distributed import Processes
-
-TUNED = "tuned"
+from cdpg.system.distributed import Processes, make_accelerator, processes_here
 
 Tell = Callable[[str], None]
 """Hears how far an evaluation has come."""
 
 
 @dataclass(frozen=True)
-class Known:
+class EvaluationCache:
     """What was found out on blocks of contexts. An evaluation that is handed it finds out the rest alone."""
 
     parts: dict[tuple[str, int, int], _Part] = field(default_factory=dict)
@@ -61,7 +58,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class Evaluator:
     """Contexts to evaluate on and how they are judged and measured; the same for every model."""
 
     contexts: Sequence[Context]
@@ -76,13 +73,55 @@ class HeldOut:
     tuned_on: frozenset[str] | None = None
     """Digests of the prompts that the models were tuned on; None where that is not known."""
 
+    @classmethod
+    def of(
+        cls,
+        base: LanguageModel,
+        contexts: Sequence[Context],
+        judge: Judge,
+        measure: Measure,
+        config: CDPGConfig,
+        processes: Processes,
+        stop: StopRule | None = None,
+        tuned_on: frozenset[str] | None = None,
+    ) -> Evaluator:
+        """An evaluator made of parts that are loaded already; a context that does not fit the base is refused."""
+        prompts = base.encode(contexts, config.max_completion_length)
+        read = Reader(Limits.of(config, processes_here()))
+        return cls(contexts, prompts, base, judge, measure, config, processes, read, stop, tuned_on)
+
+    @classmethod
+    def load(
+        cls,
+        base: str | PathLike[str] | LanguageModel,
+        constraints: Constraints,
+        contexts: Any,
+        config: CDPGConfig,
+        measure: Measure | None = None,
+        stop: StopRule | None = None,
+        tuned_on: frozenset[str] | None = None,
+    ) -> Evaluator:
+        """An evaluator that stands by itself: it loads the base, once, and the contexts, and nothing is trained.
+
+        ``contexts`` is anything that :func:`~cdpg.contexts.contexts.load_contexts` takes.
+        """
+        measure = measure or TextMeasure()
+        refuse_stopped_beams(measure, stop)
+        judge = Judge(constraints, Limits.of(config, processes_here()))  # first: it may have to fork
+        loaded = as_chats(load_contexts(contexts, notify=judge.notices.append), config.chat, config.system)
+        judge.require_columns(loaded)
+        processes = Processes(make_accelerator(config))
+        model = load_base(base, config, processes.accelerator.device if config.device == "auto" else None)
+        judge.notices += notices_on_prompts(model.tokenizer, loaded)
+        return cls.of(model, loaded, judge, measure, config, processes, stop, tuned_on)
+
     def evaluate(
         self,
         models: Mapping[str, Callable[[], LanguageModel]],
         about: Mapping[str, Any],
         tell: Tell,
         limit: int | None = None,
-        known: Known | None = None,
+        known: EvaluationCache | None = None,
     ) -> Evaluation | None:
         """The base and some models, each loaded when it is needed, on the first ``limit`` contexts or all.
 
@@ -90,7 +129,7 @@ class HeldOut:
         ``known`` of a block of contexts already is not asked again. Every process takes part in the work; only the
         main one measures, so that it alone has an evaluation, and the others None.
         """
-        known = Known() if known is None else known
+        known = EvaluationCache() if known is None else known
         outcomes = {BASE: self.outcome(BASE, self.base, tell, limit, known)}
         for name, load in models.items():
             outcomes[name] = self.outcome(name, load(), tell, limit, known)
@@ -110,10 +149,15 @@ class HeldOut:
         return None if self.tuned_on is None else count_tuned_on(self.contexts[:limit], self.tuned_on)
 
     def outcome(
-        self, name: str, model: LanguageModel, tell: Tell, limit: int | None = None, known: Known | None = None
+        self,
+        name: str,
+        model: LanguageModel,
+        tell: Tell,
+        limit: int | None = None,
+        known: EvaluationCache | None = None,
     ) -> Outcome:
         """Samples, beams and, on the main process, measurements of one model; ``base`` is the name of the base."""
-        known, is_base = Known() if known is None else known, name == BASE
+        known, is_base = EvaluationCache() if known is None else known, name == BASE
         contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
         sampler = Sampler(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
@@ -180,7 +224,7 @@ class HeldOut:
         without = found.failures.keys() | found.inapplicable
         return [math.nan if place in without else b for place, b in enumerate(found.b)]
 
-    def _scores(self, name: str, model: LanguageModel, source: str, outcome: Outcome, known: Known) -> Tensor:
+    def _scores(self, name: str, model: LanguageModel, source: str, outcome: Outcome, known: EvaluationCache) -> Tensor:
         """``[context, sample]``: log-probabilities of the source's satisfying samples, 0 elsewhere."""
         found = []
         for number, block in enumerate(outcome.blocks):
@@ -204,59 +248,6 @@ def refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
             f"a stop rule ends samples, not the outputs of beam search, and {type(measure).__name__} measures those of "
             f"{measure.beams} beams: give a measure with beams = 0, or no stop"
         )
-
-
-class Examination:
-    """The evaluations of one run: some contexts along the way, all of them at the end."""
-
-    def __init__(self, held_out: HeldOut, policy: LanguageModel, about: Mapping[str, Any]) -> None:
-        self._held_out, self._policy, self._about = held_out, policy, about
-        self._known, self._weights = Known(), ""
-        self.seconds_per_context: float | None = None
-        """What the last evaluation along the way took; None before the first."""
-
-    def along(self, epoch: int, tell: Tell = ignore_message) -> dict[str, Any]:
-        """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
-
-        The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its
-        own samples is another estimate than the pooled one of later lines: these have the base's from the same pool.
-        """
-        started, config = time.perf_counter(), self._held_out.config
-        limit, contexts = config.evaluation_contexts, len(self._held_out.contexts[: config.evaluation_contexts])
-        models = {TUNED: lambda: self._policy} if epoch else {}
-        found = self._held_out.evaluate(models, {}, tell, limit, self._up_to_date())
-        seconds = time.perf_counter() - started
-        self.seconds_per_context = seconds / contexts
-        metrics: dict[str, dict[str, Any]] = {BASE: {}, TUNED: {}}
-        metrics.update({} if found is None else found.metrics())
-        pooled = metrics[BASE].pop(POOLED, None)
-        record = {
-            "epoch": epoch,
-            "samples": epoch * config.samples_per_epoch,
-            "contexts": contexts,
-            TUNED_ON: self._held_out.count_tuned_on(limit),
-            "samples_per_context": config.evaluation_samples,
-            "metrics": metrics[TUNED if epoch else BASE],
-            **({"base": {POOLED: pooled}} if epoch else {}),
-            "seconds": seconds,
-        }
-        return self._held_out.processes.from_main(record)
-
-    def final(self, tell: Tell) -> Evaluation | None:
-        """The base and the tuned model, as it is in memory, on all contexts; None but on the main process.
-
-        Contexts that were evaluated after the last epoch, in whole blocks, are not evaluated again.
-        """
-        about = {**self._about, "of_saved_model": False}
-        return self._held_out.evaluate({TUNED: lambda: self._policy}, about, tell, known=self._up_to_date())
-
-    def _up_to_date(self) -> Known:
-        """What is known of the base, and of the policy unless its weights have changed since, by whomever."""
-        weights = digest(p for p in self._policy.module.parameters() if p.requires_grad)
-        if self._held_out.processes.any(weights != self._weights):  # or processes would part ways
-            self._known.forget(TUNED)
-            self._weights = weights
-        return self._known
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ from cdpg.messages.terms import term
 from cdpg.target.divergence import kl_target_policy_pooled
 from cdpg.target.target import log_target
 
-BASE = "base"
+BASE, TUNED = "base", "tuned"
+"""What ``evaluation.json`` calls the two models of a run."""
 _OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")
 """Metrics that compare an output with its context's reference."""
 _EXAMPLES = 8

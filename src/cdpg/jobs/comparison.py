@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.config import CDPGConfig, read_yaml
+from cdpg.contexts.contexts import prompt_digests
 from cdpg.contexts.reading import ignore_message
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.evaluator import TUNED, HeldOut
-from cdpg.evaluation.results import BASE, Evaluation
+from cdpg.evaluation.evaluator import Evaluator
+from cdpg.evaluation.results import BASE, TUNED, Evaluation
 from cdpg.jobs.job import Inputs, Job
 from cdpg.messages.terms import term
 from cdpg.models.base import LanguageModel
@@ -91,6 +92,13 @@ def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
         measure=inputs.measure,
         command=command,
         inputs=job.inputs(),
+    )
+
+
+def make_evaluator(job: Job, inputs: Inputs, tuned_on: frozenset[str] | None) -> Evaluator:
+    """The evaluator of a job, with the job's base; ``tuned_on`` has digests of the prompts tuned on, if known."""
+    return Evaluator.load(
+        job.model, inputs.constraints, inputs.held_out, job.settings, inputs.measure, inputs.stop, tuned_on
     )
 
 
@@ -209,9 +217,9 @@ def compare(
 
     Only the main process measures, tells and writes; the others, which take part, return None.
     """
-    held_out = make_trainer(runs[0].job, inputs, command).held_out
+    evaluator = make_evaluator(runs[0].job, inputs, frozenset(prompt_digests(inputs.tuning)))
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    evaluation = _evaluated(held_out, models, job.task, command, tell, stop)
+    evaluation = _evaluated(evaluator, models, job.task, command, tell, stop)
     if evaluation is None:
         return None
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
@@ -238,10 +246,10 @@ def evaluate_model(
     A model whose tokens are not the base's is refused: p is defined on those. ``tuned_on`` has digests of the prompts
     that it was tuned on, if they are known.
     """
-    held_out = dataclasses.replace(make_trainer(job, inputs, command).held_out, tuned_on=tuned_on)
+    evaluator = make_evaluator(job, inputs, tuned_on)
     loaded = load_model(model, job.settings)
-    _require_same_tokens(model, loaded, job.model, held_out)
-    found = _evaluated(held_out, {TUNED: lambda: loaded}, job.task, command, tell, GentleStop())
+    _require_same_tokens(model, loaded, job.model, evaluator)
+    found = _evaluated(evaluator, {TUNED: lambda: loaded}, job.task, command, tell, GentleStop())
     if found is None:
         return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
@@ -249,12 +257,12 @@ def evaluate_model(
     return result
 
 
-def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_out: HeldOut) -> None:
+def _require_same_tokens(name: str, model: LanguageModel, base_name: str, evaluator: Evaluator) -> None:
     """Refuse a model that reads or writes other tokens than the base, before anything is sampled."""
-    base, length = held_out.base, held_out.config.max_completion_length
+    base, length = evaluator.base, evaluator.config.max_completion_length
     if not isinstance(model, TransformerModel) or not isinstance(base, TransformerModel):
         return
-    differences = list(model.token_differences(base, held_out.contexts, length))
+    differences = list(model.token_differences(base, evaluator.contexts, length))
     if differences:
         raise UserError(
             f"the model {name!r} cannot be evaluated beside the base {base_name!r}, on whose tokens the ideal model is "
@@ -263,7 +271,7 @@ def _require_same_tokens(name: str, model: LanguageModel, base_name: str, held_o
 
 
 def _evaluated(
-    held_out: HeldOut,
+    evaluator: Evaluator,
     models: Mapping[str, Callable[[], LanguageModel]],
     task: str | None,
     command: str | None,
@@ -271,7 +279,7 @@ def _evaluated(
     stop: GentleStop,
 ) -> Evaluation | None:
     """Saved models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
-    processes = held_out.processes
+    processes = evaluator.processes
 
     def heed_and_tell(text: str) -> None:
         raise_if_stopped(stop, processes, "stopped before the evaluation was done", command)
@@ -279,13 +287,13 @@ def _evaluated(
             tell(text)
 
     def tell_notices() -> None:
-        _tell_all(held_out.judge.notices, tell if processes.is_main else ignore_message)
-        held_out.judge.notices.clear()
+        _tell_all(evaluator.judge.notices, tell if processes.is_main else ignore_message)
+        evaluator.judge.notices.clear()
 
     tell_notices()
     about = {"task": task, "command": command, "versions": versions(), "of_saved_model": True}
-    with closing(held_out):
-        found = held_out.evaluate(models, about, heed_and_tell)
+    with closing(evaluator):
+        found = evaluator.evaluate(models, about, heed_and_tell)
     tell_notices()
     return found
 

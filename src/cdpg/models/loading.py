@@ -107,6 +107,17 @@ def load_model(
     return _load(model, config, tokenizer, device, None)[0]
 
 
+def load_base(
+    model: str | os.PathLike[str] | LanguageModel, config: CDPGConfig, device: torch.device | None = None
+) -> LanguageModel:
+    """A model that nothing trains; one that is a language model already is taken as it is."""
+    if isinstance(model, LanguageModel):
+        return model
+    base = load_model(model, config, device=device)
+    base.module.requires_grad_(False)
+    return base
+
+
 def _load(
     model: str | os.PathLike[str] | nn.Module,
     config: CDPGConfig,

@@ -18,10 +18,11 @@ from cdpg.contexts.chats import as_chats, notices_on_prompts
 from cdpg.contexts.contexts import ContextStream, load_contexts, prompt_digests
 from cdpg.contexts.reading import ignore_message
 from cdpg.errors import CDPGError, Interrupted, RunError, UserError
-from cdpg.evaluation.evaluator import TUNED, Examination, HeldOut, refuse_stopped_beams
+from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.plan import final_contexts
-from cdpg.evaluation.results import BASE
+from cdpg.evaluation.results import BASE, TUNED
+from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.messages.text import duration
 from cdpg.methods import make_objective
 from cdpg.models.base import LanguageModel
@@ -30,7 +31,6 @@ from cdpg.models.sampling import StopRule
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
-from cdpg.sandbox.reader import Reader
 from cdpg.storage import card, provenance, schedule, usage
 from cdpg.storage.atomic import write_folder
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
@@ -90,8 +90,7 @@ class CDPGTrainer(TakesCallbacks):
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
-        limits = Limits.of(self.args, processes_here())
-        self.judge = Judge(constraints, limits)  # first: it may have to fork
+        self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
         tell, chat = self.judge.notices.append, (self.args.chat, self.args.system)
         self.contexts = as_chats(load_contexts(train_dataset, notify=tell), *chat)
         self.eval_contexts = [] if eval_dataset is None else as_chats(load_contexts(eval_dataset, notify=tell), *chat)
@@ -102,7 +101,9 @@ class CDPGTrainer(TakesCallbacks):
         self.policy, self.base = load_policy_and_base(model, self.args, processing_class, device, peft_config)
         self.judge.notices += notices_on_prompts(self.policy.tokenizer, [*self.contexts, *self.eval_contexts])
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
-        held_out = self.policy.encode(self.eval_contexts, self.args.max_completion_length)
+        tuned_on = frozenset(prompt_digests(self.contexts))
+        evaluated = (self.base, self.eval_contexts, self.judge, measure, self.args, self.processes, stop, tuned_on)
+        self.evaluator = Evaluator.of(*evaluated)
         self.objective = make_objective(self.args, self.policy)
         parameters = trainable_parameters(self.policy, self.objective)
         self.optimizer = make_optimizer(parameters, self.args)
@@ -110,7 +111,7 @@ class CDPGTrainer(TakesCallbacks):
         self._stream = ContextStream(self.contexts, self.args.seed)
         self._sampler = Sampler(self.policy, self.base, self.judge, self.args, self.processes, stop)
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
-        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(held_out), parts)
+        self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(self.eval_contexts), parts)
         setup = (self.policy, self.objective, self.optimizer, parameters, self.args, self.processes)
         self._updater = Updater(*setup, self._callbacks.call)
         self.folder = RunFolder(self.args.output_dir)
@@ -121,12 +122,8 @@ class CDPGTrainer(TakesCallbacks):
         self._used, self._inputs = False, dict(inputs or {})
         given = (model, train_dataset, eval_dataset, *self._inputs.values())
         self._sources = [source for source in given if isinstance(source, (str, Path))]
-        self.held_out = HeldOut(
-            self.eval_contexts, held_out, self.base, self.judge, measure, self.args, self.processes,
-            Reader(limits), stop, frozenset(prompt_digests(self.contexts)),
-        )  # fmt: skip
         about = {"task": self._inputs.get("task"), "command": command, "versions": self._origin["versions"]}
-        self._examination = Examination(self.held_out, self.policy, about)
+        self._evaluations = RunEvaluations(self.evaluator, self.policy, about)
         self._callbacks.call("on_init_end")
 
     @property
@@ -143,7 +140,7 @@ class CDPGTrainer(TakesCallbacks):
         main = self.processes.is_main
         with (
             self.folder if main else nullcontext(),  # the other processes write nothing
-            closing(self.held_out),
+            closing(self.evaluator),
             GentleStop() as stop,
             Progress(self.args.epochs, silent=not main, seconds_left=self._seconds_left) as progress,
         ):
@@ -182,7 +179,7 @@ class CDPGTrainer(TakesCallbacks):
             record = self._epoch(number, progress.note)
             progress.update(record)
             if number == done + 1:
-                evaluation = (len(self.eval_contexts), self._examination.seconds_per_context)
+                evaluation = (len(self.eval_contexts), self._evaluations.seconds_per_context)
                 self._notices.of_first_epoch(self.args, record, watch, evaluation, progress.note)
             self._notices.of_epoch(record, progress.note)
             evaluated = self._evaluate_if(self.args.evaluates_after(number), number, progress, stop)
@@ -220,8 +217,8 @@ class CDPGTrainer(TakesCallbacks):
     def _evaluate_all(self, tell: Callable[[str], None]) -> dict[str, Any]:
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
-        with closing(self.held_out):
-            found = self._examination.final(tell)
+        with closing(self.evaluator):
+            found = self._evaluations.at_end(tell)
         if found is None:  # not the main process
             return {}
         return card.write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
@@ -310,7 +307,7 @@ class CDPGTrainer(TakesCallbacks):
 
     def _context_seconds(self, epoch: float) -> float:
         """To evaluate a context: as the last evaluation took, else by the seconds of an epoch."""
-        return self._examination.seconds_per_context or guessed_context(self.args, epoch)
+        return self._evaluations.seconds_per_context or guessed_context(self.args, epoch)
 
     def _raise_if_stopped(self, stop: GentleStop, situation: str) -> None:
         provenance.raise_if_stopped(stop, self.processes, situation, self._origin["command"])
@@ -329,7 +326,7 @@ class CDPGTrainer(TakesCallbacks):
                 raise UserError(
                     "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
                 )
-            record = self._examination.along(number, lambda text: self._raise_if_stopped(stop, text))
+            record = self._evaluations.after_epoch(number, lambda text: self._raise_if_stopped(stop, text))
         except Interrupted:
             return False
         except Exception:

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.evaluation.evaluator import HeldOut
+from cdpg.evaluation.evaluator import Evaluator
 from cdpg.report import write_report
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import contexts_of, tabular
@@ -36,18 +36,18 @@ def make(folder: Path, held_out: Any = CONTEXTS, callbacks: Any = None, **change
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Contexts that a model was sampled on, one number for each block, and 0 for samples that another model scored."""
     found: list[int] = []
-    part, scores = HeldOut._part, HeldOut._block_scores
+    part, scores = Evaluator._part, Evaluator._block_scores
 
-    def counted(self: HeldOut, rollout: Any, number: int, contexts: Any, prompts: Any) -> Any:
+    def counted(self: Evaluator, rollout: Any, number: int, contexts: Any, prompts: Any) -> Any:
         found.append(len(contexts))
         return part(self, rollout, number, contexts, prompts)
 
-    def scored(self: HeldOut, model: Any, block: Any) -> Any:
+    def scored(self: Evaluator, model: Any, block: Any) -> Any:
         found.append(0)
         return scores(self, model, block)
 
-    monkeypatch.setattr(HeldOut, "_part", counted)
-    monkeypatch.setattr(HeldOut, "_block_scores", scored)
+    monkeypatch.setattr(Evaluator, "_part", counted)
+    monkeypatch.setattr(Evaluator, "_block_scores", scored)
     return found
 
 

@@ -1,0 +1,68 @@
+"""The evaluations of a run: some contexts along the way, all of them at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cdpg.contexts.reading import ignore_message
+from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.evaluator import EvaluationCache, Evaluator, Tell
+from cdpg.evaluation.results import BASE, TUNED, Evaluation
+from cdpg.evaluation.unseen import TUNED_ON
+from cdpg.models.base import LanguageModel
+from cdpg.models.transformer import digest
+
+
+class RunEvaluations:
+    """The evaluations of one run: some contexts along the way, all of them at the end."""
+
+    def __init__(self, evaluator: Evaluator, policy: LanguageModel, about: Mapping[str, Any]) -> None:
+        self._evaluator, self._policy, self._about = evaluator, policy, about
+        self._known, self._weights = EvaluationCache(), ""
+        self.seconds_per_context: float | None = None
+        """What the last evaluation along the way took; None before the first."""
+
+    def after_epoch(self, epoch: int, tell: Tell = ignore_message) -> dict[str, Any]:
+        """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
+
+        The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its
+        own samples is another estimate than the pooled one of later lines: these have the base's from the same pool.
+        """
+        started, config = time.perf_counter(), self._evaluator.config
+        limit, contexts = config.evaluation_contexts, len(self._evaluator.contexts[: config.evaluation_contexts])
+        models = {TUNED: lambda: self._policy} if epoch else {}
+        found = self._evaluator.evaluate(models, {}, tell, limit, self._up_to_date())
+        seconds = time.perf_counter() - started
+        self.seconds_per_context = seconds / contexts
+        metrics: dict[str, dict[str, Any]] = {BASE: {}, TUNED: {}}
+        metrics.update({} if found is None else found.metrics())
+        pooled = metrics[BASE].pop(POOLED, None)
+        record = {
+            "epoch": epoch,
+            "samples": epoch * config.samples_per_epoch,
+            "contexts": contexts,
+            TUNED_ON: self._evaluator.count_tuned_on(limit),
+            "samples_per_context": config.evaluation_samples,
+            "metrics": metrics[TUNED if epoch else BASE],
+            **({"base": {POOLED: pooled}} if epoch else {}),
+            "seconds": seconds,
+        }
+        return self._evaluator.processes.from_main(record)
+
+    def at_end(self, tell: Tell) -> Evaluation | None:
+        """The base and the tuned model, as it is in memory, on all contexts; None but on the main process.
+
+        Contexts that were evaluated after the last epoch, in whole blocks, are not evaluated again.
+        """
+        about = {**self._about, "of_saved_model": False}
+        return self._evaluator.evaluate({TUNED: lambda: self._policy}, about, tell, known=self._up_to_date())
+
+    def _up_to_date(self) -> EvaluationCache:
+        """What is known of the base, and of the policy unless its weights have changed since, by whomever."""
+        weights = digest(p for p in self._policy.module.parameters() if p.requires_grad)
+        if self._evaluator.processes.any(weights != self._weights):  # or processes would part ways
+            self._known.forget(TUNED)
+            self._weights = weights
+        return self._known
