@@ -206,3 +206,22 @@ def talkative(prompts: list[str], completions: list[str], **columns: Any) -> lis
         if completion == "flood":
             sys.stdout.buffer.write(b"x\n" * 10**6)
     return [True] * len(completions)
+
+
+def first_alone(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    """Judges the first completion and forgets the others."""
+    return [completions[0].startswith("a")]
+
+
+def all_at_once(prompts: list[str], completions: list[str], **columns: Any) -> Any:
+    """One verdict for all of several completions; a list for one."""
+    found = [completion.startswith("a") for completion in completions]
+    return found if len(found) == 1 else all(found)
+
+
+def no_verdicts(prompts: list[str], completions: list[str], **columns: Any) -> None:
+    """Forgets to return anything."""
+
+
+def not_empty(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    return [bool(completion) for completion in completions]

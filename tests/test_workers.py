@@ -807,3 +807,33 @@ def test_no_process_is_left_after_a_run(tmp_path: Path) -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.mark.parametrize("limits", [None, Limits(workers=1, seconds=5.0, megabytes=256)])
+@pytest.mark.parametrize(
+    ("constraint", "returned"),
+    [
+        (naughty.first_alone, "it returned 1 values for 3 completions; "),
+        (naughty.all_at_once, "it returned False, and a list with a value for each completion is expected; "),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_batch_is_said_once(
+    constraint: Any, returned: str, limits: Limits | None
+) -> None:
+    judge = Judge([naughty.not_empty, constraint], limits)
+    contexts = [Context("p", {}, row) for row in (1, 2, 3)]
+    with contextlib.closing(judge):
+        assert judge(contexts, ["a", "b", "a"], [[0]] * 3) == [1.0, 0.0, 1.0]
+        assert judge(contexts, ["b", "a", "b"], [[0]] * 3) == [0.0, 1.0, 0.0]
+    assert judge.notices == [
+        f"constraint naughty:{constraint.__name__} does not judge several completions at once: {returned}it is called "
+        "for each sample by itself instead, which is slow: return a list with a value for each completion"
+    ]
+
+
+@pytest.mark.parametrize("limits", [None, QUICK])
+def test_an_answer_that_fits_no_sample_is_a_failure_and_no_notice(limits: Limits | None) -> None:
+    judge = Judge(naughty.no_verdicts, limits)
+    with contextlib.closing(judge), pytest.raises(RunError, match="it returned None, and a list"):
+        judge([Context("p", {}, 1), Context("p", {}, 2)], ["a", "b"], [[0], [0]])
+    assert judge.notices == []

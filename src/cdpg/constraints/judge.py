@@ -93,6 +93,7 @@ class Judge:
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
         self.notices: list[str] = []
         """What the user should know; whoever tells empties it."""
+        self._told_misshapen: set[int] = set()
         self._loop = EventLoop()
         self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
 
@@ -146,6 +147,7 @@ class Judge:
             found = outcome if isinstance(outcome, Outcomes) else outcome[0].collect(outcome[1])
             exhausted += found.exhausted
             self._tell_printed(name, found.printed)
+            self._tell_misshapen(place, found)
             for sample, value in enumerate(found.values):
                 if value is None and sample not in found.failures:
                     continue
@@ -215,6 +217,17 @@ class Judge:
         if 0 <= room < len(lines):
             self.notices.append(f"{start}… (what follows is not shown)")
 
+    def _tell_misshapen(self, place: int, found: Outcomes) -> None:
+        """That a constraint judges one sample and not several, once; where it judges none the failures say it."""
+        if not found.misshapen or len(found.failures) == len(found.values) or place in self._told_misshapen:
+            return
+        self._told_misshapen.add(place)
+        self.notices.append(
+            f"constraint {name_of(self.constraints[place])} does not judge several completions at once: "
+            f"{found.misshapen}; it is called for each sample by itself instead, which is slow: return a list with a "
+            "value for each completion"
+        )
+
     def _tell_in_process(self, constraint: Constraint, why: str) -> None:
         self.notices.append(
             f"constraint {name_of(constraint)} is called in the training process, because {why}: "
@@ -263,13 +276,13 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: EventLoop) -> Outcomes:
     """Call a constraint here; if it raises, or answers nonsense, on each sample by itself."""
-    count = len(arguments["completions"])
+    count, misshapen = len(arguments["completions"]), ""
     with exhaustion_counted() as exhausted:
         try:
             found = one_for_each(loop.finished(constraint(**arguments)), count)
             if not isinstance(found, str):
                 return Outcomes(found, {}, exhausted)
-            failure = Failure("value", found)
+            failure, misshapen = Failure("value", found), found
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -282,6 +295,7 @@ def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: 
             [piece.values[0] for piece in pieces],
             {place: piece.failures[0] for place, piece in enumerate(pieces) if piece.failures},
             sum((piece.exhausted for piece in pieces), Counter()),
+            misshapen=misshapen,
         )
     return Outcomes([None], {0: failure}, exhausted)
 

@@ -62,6 +62,8 @@ class Outcomes:
     """Samples that exhausted the function, which coped, by kind."""
     printed: str = ""
     """The beginning of what it printed, if that is to be shown."""
+    misshapen: str = ""
+    """What is wrong with an answer to several samples, which were then tried one by one."""
 
 
 class CannotStart(Exception):
@@ -120,7 +122,8 @@ class Pool:
         if "error" in message:
             raise UserError(message["error"])
         failures = {place: Failure(kind, detail) for place, kind, detail in message["failures"]}
-        return Outcomes(message["values"], failures, Counter(message["exhausted"]), message["printed"])
+        exhausted, told = Counter(message["exhausted"]), (message["printed"], message["misshapen"])
+        return Outcomes(message["values"], failures, exhausted, *told)
 
     def close(self) -> None:
         """End all processes; a batch that was not collected is lost. Submitting opens the pool again."""

@@ -54,6 +54,7 @@ class _Batch:
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     exhausted: Counter[str] = field(default_factory=Counter)
     printed: str = ""
+    misshapen: str = ""
 
 
 class Foreman:
@@ -133,6 +134,7 @@ class Foreman:
                     "failures": sorted(batch.failures),
                     "exhausted": dict(batch.exhausted),
                     "printed": batch.printed[:LONGEST],
+                    "misshapen": batch.misshapen,
                 }
             )
 
@@ -275,6 +277,8 @@ class Foreman:
         elif raised is not None and raised["user"]:
             self._give_up(job.batch, raised["text"])
         elif not alone and (not job.each or (raised is not None and raised["kind"] == "memory")):
+            if len(job.places) > 1:
+                batch.misshapen = batch.misshapen or answer.get("misshapen", "")
             self._suspect(job.batch, job.places)
         else:
             batch.printed += answer["printed"]
