@@ -97,6 +97,12 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["run", "nowhere.yaml"], "'nowhere.yaml' does not exist: expected a task's name"),
         (["run", *OWN[:4], "--constraint", "checks:odd"], "'checks' has no function 'odd'; it has even"),
         (["run", *OWN[:4], "--constraint", "nochecks:odd"], "there is no module 'nochecks'"),
+        (["run", *OWN[:4], "--constraint", "checks:Evn"], "'checks' has no function 'Evn'; did you mean 'even'?"),
+        (["run", *OWN[:4], "--constraint", "cheks:even"], "or an installed module; did you mean 'checks'?"),
+        (["run", "code-pep8", "--preset", "papr"], "there is no preset 'papr'; did you mean 'paper'?"),
+        (["run", "code-pep8", "--preset", "huge"], "there is no preset 'huge'; code-pep8 has tiny, paper"),
+        (["run", *OWN, "--set", "report_to=wanbd"], "names 'wanbd', which is no tracker: did you mean 'wandb'?"),
+        (["report", "lama"], "'lama' is not a folder: expected one that cdpg run or cdpg compare wrote; did you mean "),
         (["run", *OWN[:4], "--constraint", "checks"], "module:function"),
         (["run", *OWN[:2], "--contexts", "none.csv", *OWN[4:]], "none.csv"),
         (["run", *OWN[:6]], "source"),
@@ -392,6 +398,18 @@ def test_completion_loads_no_torch() -> None:
     program = "import sys, cdpg.cli; sys.exit(' '.join({'torch', 'transformers', 'spacy'} & set(sys.modules)) or None)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_tracker_is_refused_before_torch_is_loaded(workplace: Path) -> None:
+    program = (
+        "import sys\nfrom cdpg.cli import main\nsys.modules['wandb'] = None\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    sys.exit(1 if 'torch' in sys.modules else stop.code)"
+    )
+    command = [sys.executable, "-c", program, "run", *OWN, "--set", "report_to=[wandb]"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=workplace)
+    assert result.returncode == 2, result.stderr
+    assert "report_to names 'wandb', which is not installed; installed: " in result.stderr
 
 
 def test_completion_is_installed_by_the_usual_option() -> None:

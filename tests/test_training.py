@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import LoggerType
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -36,6 +37,7 @@ from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.signals import GentleStop
+from cdpg.system.trackers import TRACKERS
 from cdpg.target.target import log_target
 from cdpg.tasks.code.constraint import FunctionEnd
 from enumeration import LETTERS, Universe, contexts_of, tabular
@@ -282,8 +284,12 @@ def test_adapters_start_the_same_for_the_same_seed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report_to names nosuch"):
+    with pytest.raises(UserError, match="report_to names 'nosuch', which is no tracker: the trackers are aim, "):
         tabular_trainer(tmp_path, report_to=("nosuch",))
+
+
+def test_the_trackers_are_those_of_accelerate() -> None:
+    assert set(TRACKERS) == {str(tracker) for tracker in LoggerType} - {"all"}
 
 
 def test_an_older_checkpoint_takes_the_run_back(tmp_path: Path) -> None:

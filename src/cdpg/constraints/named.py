@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from cdpg.errors import UserError
+from cdpg.messages.nearest import nearest
 
 
 def load_constraint(name: str) -> Any:
@@ -33,7 +34,7 @@ def load_constraint(name: str) -> Any:
                 _named_by_file(module_name, attribute)
                 if module_name.endswith(".py")
                 else f"there is no module {module_name!r} for the constraint {name!r}: expected {file} in {folder!r}, "
-                "or an installed module"
+                f"or an installed module{_meant_module(Path(folder, file))}"
             ) from error
         raise UserError(f"the module {module_name!r} of the constraint cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
@@ -46,8 +47,16 @@ def load_constraint(name: str) -> Any:
         own = Path(folder, file)
         hidden = own.is_file() and own.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
         hint = f"; {str(own)!r} was not looked at, an installed module has that name: rename it" if hidden else ""
-        raise UserError(f"{module_name!r} has no function {attribute!r}; it has {', '.join(functions) or 'none'}{hint}")
+        near = nearest(attribute, functions)
+        there = f"did you mean {near!r}?" if near else f"it has {', '.join(functions) or 'none'}"
+        raise UserError(f"{module_name!r} has no function {attribute!r}; {there}{hint}")
     return function
+
+
+def _meant_module(file: Path) -> str:
+    """A file with nearly that name beside it, as a question; else nothing."""
+    near = nearest(file.stem, sorted(found.stem for found in file.parent.glob("*.py")))
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _named_by_file(path: str, attribute: str) -> str:

@@ -26,6 +26,7 @@ from cdpg.messages.foreign_names import unknown_setting
 from cdpg.messages.terms import term
 from cdpg.models.names import locate
 from cdpg.models.uniforms import UniformStream
+from cdpg.system.trackers import require_trackers
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable
 
@@ -120,6 +121,8 @@ class Job:
 
         Not ``to_tune``: what is only tuned on is left unread, and the held-out contexts stand in its place.
         """
+        if to_tune:
+            require_trackers(self.settings.report_to)
         locate(self.model)  # a name that is nearly an embedded one is told before anything else is loaded
         constraints = [load_constraint(name) for name in self.constraint]
         task = None if self.task is None else find_task(self.task)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cdpg.errors import UserError, first_line
+from cdpg.messages.nearest import nearest_folder
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "models"
 """The models that come with the package."""
@@ -46,9 +47,8 @@ def looks_like_path(name: str) -> bool:
 
 def _meant(path: Path) -> str:
     """A folder with nearly that name beside it, as a question; else nothing."""
-    beside = [found.name for found in path.parent.iterdir() if found.is_dir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return f": did you mean {str(path.parent / near[0])!r}?" if near else ""
+    near = nearest_folder(path)
+    return f": did you mean {str(near)!r}?" if near else ""
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.evaluation.catalogue import POOLED
+from cdpg.messages.nearest import nearest_folder
 from cdpg.report.values import number, short, without
 from cdpg.storage.json_files import mapping
 
@@ -72,7 +73,9 @@ def read_folders(paths: Sequence[Path]) -> Found:
     problems: list[str] = []
     for path in map(Path, paths):
         if not path.is_dir():
-            raise UserError(f"{str(path)!r} is not a folder: expected one that cdpg run or cdpg compare wrote")
+            near = None if path.exists() else nearest_folder(path)
+            hint = f"; did you mean {str(near)!r}?" if near else ""
+            raise UserError(f"{str(path)!r} is not a folder: expected one that cdpg run or cdpg compare wrote{hint}")
         compared = (path / _COMPARISON).is_file()
         alone = _is_run(path) and not compared
         folders = [path] if alone else sorted(folder for folder in path.iterdir() if _is_run(folder))

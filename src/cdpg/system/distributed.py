@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError
+from cdpg.system.trackers import require_trackers
 
 T = TypeVar("T")
 
@@ -94,12 +95,12 @@ def _launched(variable: str) -> int:
 def make_accelerator(config: CDPGConfig) -> Accelerator:
     """Processes, device and trackers as the settings ask for them."""
     # Precision is the models' own affair: autocast is entered where a model runs, and nowhere else.
+    require_trackers(config.report_to)
     known = sorted(str(tracker) for tracker in get_available_trackers())
-    missing = [name for name in config.report_to if name not in known]
-    if missing:
+    if missing := [name for name in config.report_to if name not in known]:
         raise UserError(
-            f"report_to names {', '.join(missing)}, which is no installed tracker; "
-            f"installed: {', '.join(known) or 'none'}"
+            f"report_to names {', '.join(map(repr, missing))}, which this version of Accelerate cannot use; it can "
+            f"use {', '.join(known) or 'none'}"
         )
     return Accelerator(
         cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir

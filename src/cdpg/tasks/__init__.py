@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from cdpg.errors import UserError
+from cdpg.messages.nearest import nearest
 from cdpg.tasks.base import Preset, Task
 from cdpg.tasks.code.task import COMPILABILITY, PEP8
 from cdpg.tasks.summarization.task import ENTITIES
@@ -18,13 +17,15 @@ def find_task(name: str) -> Task:
     """The task of that name."""
     if name in TASKS:
         return TASKS[name]
-    near = difflib.get_close_matches(name, TASKS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the tasks are {', '.join(TASKS)}"
+    near = nearest(name, TASKS)
+    hint = f"did you mean {near!r}?" if near else f"the tasks are {', '.join(TASKS)}"
     raise UserError(f"there is no task {name!r}; {hint}")
 
 
 def find_preset(task: Task, name: str) -> Preset:
     """A task's preset of that name."""
     if name not in task.presets:
-        raise UserError(f"there is no preset {name!r}; {task.name} has {', '.join(task.presets)}")
+        near = nearest(name, task.presets)
+        hint = f"did you mean {near!r}?" if near else f"{task.name} has {', '.join(task.presets)}"
+        raise UserError(f"there is no preset {name!r}; {hint}")
     return task.presets[name]
