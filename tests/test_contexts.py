@@ -17,7 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpg.contexts.contexts import Context, ContextStream, fingerprint, groups, load_contexts, whole_groups
+from cdpg.contexts.contexts import Context, load_contexts
+from cdpg.contexts.digests import fingerprint
+from cdpg.contexts.splitting import groups, whole_groups
+from cdpg.contexts.stream import ContextStream
 from cdpg.errors import UserError
 from cdpg.messages.terms import on_command_line
 from cdpg.storage.json_files import encode

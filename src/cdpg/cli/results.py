@@ -22,7 +22,8 @@ from cdpg.cli.output import console_of_main, note, quiet_transformers, show, sho
 from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts.chats import as_chats, notices_on_prompts
-from cdpg.contexts.contexts import Context, fingerprint
+from cdpg.contexts.contexts import Context
+from cdpg.contexts.digests import fingerprint
 from cdpg.contexts.reading import Notify
 from cdpg.errors import UserError
 from cdpg.evaluation.unseen import contexts_in_words, on_few

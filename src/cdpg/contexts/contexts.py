@@ -1,23 +1,18 @@
-"""What the model is conditioned on: contexts read from files or Python objects, checked, and drawn in a seeded order.
+"""What the model is conditioned on: contexts read from files or Python objects, and checked.
 
 Everything that can be wrong with the data is found here, before a model is loaded, and told with its row.
 """
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import hashlib
-import json
-import numbers
 import os
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from cdpg.contexts.canonical import canonical_line, in_plain_types
 from cdpg.contexts.reading import Notify, Row, ignore_message, kind, read_rows
 from cdpg.errors import UserError
 from cdpg.messages.terms import for_caller
@@ -88,113 +83,6 @@ def load_contexts(
             )
     _tell_duplicates(contexts, notify)
     return contexts
-
-
-def fingerprint(contexts: Iterable[Context]) -> str:
-    """SHA-256 over all prompts and columns, in order: the same data give the same text, on any machine."""
-    digest = hashlib.sha256()
-    for context in contexts:
-        digest.update(_canonical_line(context))
-        digest.update(b"\n")
-    return digest.hexdigest()
-
-
-def groups(contexts: Sequence[Context]) -> list[int]:
-    """The number of each context's group, from 0 in the order of appearance.
-
-    Contexts belong together if they name the same group or have the same prompt, and so do those in between.
-    """
-    parents = list(range(len(contexts)))
-    first: dict[tuple[str, str], int] = {}
-
-    def root(index: int) -> int:
-        while parents[index] != index:
-            parents[index] = index = parents[parents[index]]
-        return index
-
-    for index, context in enumerate(contexts):
-        keys = [("prompt", prompt_key(context)), *([] if context.group is None else [("group", context.group)])]
-        for key in keys:
-            one, other = sorted((root(first.setdefault(key, index)), root(index)))
-            parents[other] = one
-    numbers: dict[int, int] = {}
-    return [numbers.setdefault(root(index), len(numbers)) for index in range(len(contexts))]
-
-
-def whole_groups(numbers: Sequence[int], order: Iterable[int], count: int) -> set[int]:
-    """Groups with about ``count`` members in all: in the order given, those that still fit.
-
-    If that makes less than half of ``count``, the smallest of the others is added, unless it is the last one left.
-    """
-    sizes, room = Counter(numbers), count
-    chosen: set[int] = set()
-    others: list[int] = []
-    for number in order:
-        if sizes[number] <= room:
-            chosen.add(number)
-            room -= sizes[number]
-        else:
-            others.append(number)
-    if 2 * room > count and len(others) > 1:
-        chosen.add(min(others, key=lambda number: sizes[number]))
-    return chosen
-
-
-def prompt_key(context: Context) -> str:
-    """A text that equal prompts have in common, and no others."""
-    return json.dumps(_canonical(context.prompt))
-
-
-def prompt_digests(contexts: Iterable[Context]) -> list[str]:
-    """A short hash of each context's prompt: enough to recognise a prompt, and too little to read it."""
-    return [hashlib.sha256(prompt_key(context).encode("ascii")).hexdigest()[:16] for context in contexts]
-
-
-def count_tuned_on(contexts: Iterable[Context], tuned_on: Container[str]) -> int:
-    """How many of the contexts have a prompt that was tuned on; ``tuned_on`` holds the digests of those prompts."""
-    return sum(digest in tuned_on for digest in prompt_digests(contexts))
-
-
-class ContextStream:
-    """The order in which contexts are drawn: one seeded permutation after another, cut into epochs.
-
-    Epoch e takes positions e·count … (e+1)·count-1 of the endless sequence, so that a pass is without replacement and
-    an epoch may span two passes. The order is a function of the seed alone: nothing needs to be stored for resuming.
-    """
-
-    def __init__(self, contexts: Sequence[Context], seed: int) -> None:
-        if not contexts:
-            raise UserError("there are no contexts to draw from: give at least one")
-        if seed < 0:
-            raise UserError(f"the seed must be at least 0, not {seed}")
-        self._size = len(contexts)
-        self._seed = seed
-        self._orders: dict[int, list[int]] = {}
-
-    def draw(self, epoch: int, count: int) -> list[int]:
-        """Indices of the contexts of ``epoch`` (from 0), ``count`` of them."""
-        if epoch < 0 or count < 1:
-            raise ValueError(f"epoch must be at least 0 and count at least 1, not {epoch} and {count}")
-        position, end = epoch * count, (epoch + 1) * count
-        indices: list[int] = []
-        while position < end:
-            number, offset = divmod(position, self._size)
-            piece = self._order(number)[offset : offset + end - position]
-            indices += piece
-            position += len(piece)
-        return indices
-
-    def _order(self, number: int) -> list[int]:
-        """The permutation of pass ``number``; the last two used are kept, as an epoch may span two."""
-        order = self._orders.pop(number, None)
-        if order is None:
-            # Sorting raw draws, and not Generator.permutation: numpy promises the former to stay the same for ever.
-            generator = np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(number,)))
-            order = np.argsort(generator.random_raw(self._size), kind="stable").tolist()
-        self._orders[number] = order
-        while len(self._orders) > 2:
-            del self._orders[next(iter(self._orders))]
-        return order
 
 
 def _loaded_before(contexts: Sequence[Context]) -> list[Context]:
@@ -285,19 +173,10 @@ def _plain(value: Any, where: str) -> Any:
         return {key: _plain(inner, where) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner, where) for inner in value]
-    converted = _converted(value)
+    converted = in_plain_types(value)
     if converted is not None:
         return _plain(converted, where)
     raise UserError(f"{where}: {kind(value)}, which cannot be logged: make it a text or a number, or leave it out")
-
-
-def _converted(value: Any) -> Any:
-    """An array, one of its scalars, a date or a time in plain types; None if it is none of these."""
-    for method in ("tolist", "isoformat"):
-        converted = getattr(value, method, lambda: None)()
-        if converted is not None and type(converted) is not type(value):  # numpy's longest float is its own
-            return converted
-    return None
 
 
 def _check_strings(value: Any, where: str, depth: int = 0) -> None:
@@ -322,7 +201,7 @@ def _tell_duplicates(contexts: Sequence[Context], notify: Notify) -> None:
     seen: dict[bytes, int] = {}
     pairs = []
     for context in contexts:
-        digest = hashlib.sha256(_canonical_line(context)).digest()
+        digest = hashlib.sha256(canonical_line(context.prompt, context.columns)).digest()
         if digest in seen:
             pairs.append((context.row, seen[digest]))
         seen.setdefault(digest, context.row)
@@ -333,29 +212,3 @@ def _tell_duplicates(contexts: Sequence[Context], notify: Notify) -> None:
             f"{len(pairs):,} of {len(contexts):,} contexts {what} kept and drawn more often "
             f"(the first: row {pairs[0][0]}, the same as row {pairs[0][1]})"
         )
-
-
-# A form of any value that is the same on every machine.
-
-
-def _canonical_line(context: Context) -> bytes:
-    return json.dumps([_canonical(context.prompt), _canonical(context.columns)]).encode("ascii")
-
-
-def _canonical(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {"mapping": sorted(([str(key), _canonical(inner)] for key, inner in value.items()), key=lambda p: p[0])}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(inner) for inner in value]
-    if isinstance(value, (set, frozenset)):
-        return {"set": sorted(json.dumps(_canonical(inner)) for inner in value)}
-    if isinstance(value, (bytes, bytearray)):
-        return {"bytes": hashlib.sha256(value).hexdigest()}
-    converted = _converted(value)
-    if converted is None and isinstance(value, (numbers.Number, datetime.timedelta)):
-        converted = str(value)  # the other numbers, such as decimals and numpy's longest floats: their text says it all
-    if converted is not None:
-        return {type(value).__name__: _canonical(converted)}
-    return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}  # its text may hold a memory address

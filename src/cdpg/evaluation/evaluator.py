@@ -18,7 +18,8 @@ from torch import Tensor
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge
 from cdpg.contexts.chats import as_chats, notices_on_prompts
-from cdpg.contexts.contexts import Context, count_tuned_on, load_contexts
+from cdpg.contexts.contexts import Context, load_contexts
+from cdpg.contexts.digests import count_tuned_on
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, Measured, TextMeasure
 from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.contexts.contexts import prompt_digests
+from cdpg.contexts.digests import prompt_digests
 from cdpg.contexts.reading import ignore_message
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.evaluator import Evaluator

@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Any
 from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.chats import as_chats
-from cdpg.contexts.contexts import (
-    DEFAULT_COLUMN,
-    Context,
-    count_tuned_on,
-    groups,
-    load_contexts,
-    prompt_digests,
-    whole_groups,
-)
+from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, load_contexts
+from cdpg.contexts.digests import count_tuned_on, prompt_digests
 from cdpg.contexts.reading import Notify
+from cdpg.contexts.splitting import groups, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.messages.foreign_names import unknown_setting

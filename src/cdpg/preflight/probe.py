@@ -14,7 +14,8 @@ import torch
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
 from cdpg.contexts.chats import notices_on_prompts
-from cdpg.contexts.contexts import Context, ContextStream
+from cdpg.contexts.contexts import Context
+from cdpg.contexts.stream import ContextStream
 from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
 from cdpg.models.base import LanguageModel

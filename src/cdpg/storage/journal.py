@@ -14,6 +14,7 @@ from cdpg.storage.atomic import write_lines
 from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
 from cdpg.storage.json_files import write_yaml
 from cdpg.storage.jsonl import JsonlFile, last_record
+from cdpg.storage.overwriting import remove_run, require_place
 from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system import files
@@ -35,6 +36,11 @@ class Journal:
     def last(self, log: str) -> dict[str, Any]:
         """The last line of a log; empty if there is none."""
         return last_record(self._logs[log].path)
+
+    def clear(self, config: CDPGConfig, sources: Iterable[object]) -> None:
+        """Remove an earlier run if it may be overwritten, or refuse; ``sources`` are what the new run is made from."""
+        require_place(self._folder, config.overwrite_output_dir, sources)
+        remove_run(self._folder)
 
     def describe(self, config: CDPGConfig, inputs: Mapping[str, Any], tuned_on: Iterable[str]) -> None:
         """Write what is needed to repeat the run, and the digests of the prompts that it is tuned on."""

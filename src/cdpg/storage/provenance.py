@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from cdpg.config import FIELDS, CDPGConfig
-from cdpg.contexts.contexts import Context, fingerprint
+from cdpg.contexts.contexts import Context
+from cdpg.contexts.digests import fingerprint
 from cdpg.errors import UserError
 from cdpg.models.base import Prompt
 from cdpg.models.transformer import digest

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpg.contexts.contexts import Context, groups, whole_groups
+from cdpg.contexts.contexts import Context
+from cdpg.contexts.splitting import groups, whole_groups
 from cdpg.errors import UserError, first_line
 from cdpg.messages.terms import term
 from cdpg.tasks.base import Draw, OriginRow, Row

@@ -15,8 +15,10 @@ from torch import nn
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
 from cdpg.contexts.chats import as_chats, notices_on_prompts
-from cdpg.contexts.contexts import ContextStream, load_contexts, prompt_digests
+from cdpg.contexts.contexts import load_contexts
+from cdpg.contexts.digests import prompt_digests
 from cdpg.contexts.reading import ignore_message
+from cdpg.contexts.stream import ContextStream
 from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
 from cdpg.evaluation.measures import Measure, TextMeasure
@@ -36,7 +38,6 @@ from cdpg.storage.atomic import write_folder
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.storage.hub import push_folder
 from cdpg.storage.journal import Journal
-from cdpg.storage.overwriting import remove_run, require_place
 from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system.distributed import Processes, make_accelerator, processes_here, tracker_config
@@ -352,8 +353,7 @@ class CDPGTrainer(TakesCallbacks):
             self.processes.wait()  # nobody may still be reading what is tidied up below
         if self.processes.is_main:
             if not resume:
-                require_place(self.folder, self.args.overwrite_output_dir, self._sources)
-                remove_run(self.folder)
+                self._journal.clear(self.args, self._sources)
             self._journal.begin(checkpoint, self.args)
             self._journal.describe(self.args, self._inputs, prompt_digests(self.contexts))
         for notice in usage.notices(self._origin["sampling"]):

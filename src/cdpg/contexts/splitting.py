@@ -1,0 +1,50 @@
+"""Which contexts must not be parted when some are held out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from cdpg.contexts.contexts import Context
+from cdpg.contexts.digests import prompt_key
+
+
+def groups(contexts: Sequence[Context]) -> list[int]:
+    """The number of each context's group, from 0 in the order of appearance.
+
+    Contexts belong together if they name the same group or have the same prompt, and so do those in between.
+    """
+    parents = list(range(len(contexts)))
+    first: dict[tuple[str, str], int] = {}
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
+
+    for index, context in enumerate(contexts):
+        keys = [("prompt", prompt_key(context)), *([] if context.group is None else [("group", context.group)])]
+        for key in keys:
+            one, other = sorted((root(first.setdefault(key, index)), root(index)))
+            parents[other] = one
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(root(index), len(numbers)) for index in range(len(contexts))]
+
+
+def whole_groups(numbers: Sequence[int], order: Iterable[int], count: int) -> set[int]:
+    """Groups with about ``count`` members in all: in the order given, those that still fit.
+
+    If that makes less than half of ``count``, the smallest of the others is added, unless it is the last one left.
+    """
+    sizes, room = Counter(numbers), count
+    chosen: set[int] = set()
+    others: list[int] = []
+    for number in order:
+        if sizes[number] <= room:
+            chosen.add(number)
+            room -= sizes[number]
+        else:
+            others.append(number)
+    if 2 * room > count and len(others) > 1:
+        chosen.add(min(others, key=lambda number: sizes[number]))
+    return chosen
