@@ -26,7 +26,7 @@ from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.failures import FailureLog
 from cdpg.training.optimization import accumulate
 from enumeration import Universe, contexts_of, flat_gradient, tabular
-from test_workers import outcome
+from test_sandbox import outcome
 
 CONTEXTS = [Context("p", {}, 1), Context("q", {}, 2), Context("r", {}, 3), Context("s", {}, 4)]
 METHODS: tuple[Method, ...] = ("cdpg", "dpg", "reinforce", "ziegler")

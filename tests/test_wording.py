@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdpg.errors import UserError
-from cdpg.messages import terms as wording
+from cdpg.messages import terms
 from cdpg.messages.terms import for_caller, on_command_line, term
 from cdpg.storage.jsonl import JsonlFile
 from cdpg.storage.run_folder import RunFolder
@@ -18,10 +18,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 
 NOT_MESSAGES = {
-    "wording.py": "the terms themselves",
-    "foreign_names.py": "names both",
-    "provenance.py": "makes a command",
-    "comparison.py": "starts a command",
+    "messages/terms.py": "the terms themselves",
+    "messages/foreign_names.py": "names both",
+    "storage/provenance.py": "makes a command",
+    "jobs/comparison.py": "starts a command",
     "config.py": "what --set takes",
     "report/page.py": "CSS, and a command that repeats a run",
     "report/style.py": "CSS",
@@ -87,8 +87,8 @@ def test_a_command_may_have_a_name_of_its_own_for_a_term() -> None:
         assert term("eval_contexts", typed=False) == "eval_dataset"
 
 
-@pytest.mark.parametrize("name", sorted(wording._TERMS))
+@pytest.mark.parametrize("name", sorted(terms._TERMS))
 def test_every_term_differs_and_is_an_option_on_the_command_line(name: str) -> None:
-    typed, python = wording._TERMS[name]
+    typed, python = terms._TERMS[name]
     assert typed.startswith("--")
     assert not OPTION.search(python)

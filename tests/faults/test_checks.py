@@ -214,7 +214,7 @@ def test_verdicts_do_not_depend_on_the_surroundings(
 def test_hanging_calls_cost_no_more_than_their_share(seconds: float) -> None:
     """One in a hundred of an epoch's samples hangs: the time lost is below failures × limit ÷ workers.
 
-    The short form is in test_workers.py: hanging samples are waited for side by side.
+    The short form is in test_sandbox.py: hanging samples are waited for side by side.
     """
     limits = Limits(workers=2, seconds=seconds, megabytes=256)
     places = random.Random(3).sample(range(2048), 20)

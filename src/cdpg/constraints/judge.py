@@ -15,11 +15,11 @@ from cdpg.constraints.named import load_constraint
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.sandbox.coroutines import EventLoop
-from cdpg.sandbox.functions import OF_THE_TEXT, exhaustion_counted, reference_of, traits_of
+from cdpg.sandbox.functions import TEXT_FAILURES, count_exhaustion, reference_of, traits_of
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.pool import CannotStart, Failure, Outcomes, Pool
 from cdpg.sandbox.protocol import is_plain
-from cdpg.sandbox.worker import in_words, one_for_each, shown, told
+from cdpg.sandbox.worker import describe_exception, exception_text, plain_values, short_repr
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion, or None
@@ -93,7 +93,7 @@ class Judge:
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
         self.notices: list[str] = []
         """What the user should know; whoever tells empties it."""
-        self._told_misshapen: set[int] = set()
+        self._invalid_notified: set[int] = set()
         self._loop = EventLoop()
         self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
 
@@ -143,11 +143,11 @@ class Judge:
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
         inapplicable = set(range(pending.count))
         for place, outcome in enumerate(pending.outcomes):
-            name, at_fault = name_of(self.constraints[place]), traits_of(self.constraints[place]).text_at_fault
+            name, deterministic = name_of(self.constraints[place]), traits_of(self.constraints[place]).deterministic
             found = outcome if isinstance(outcome, Outcomes) else outcome[0].collect(outcome[1])
             exhausted += found.exhausted
             self._tell_printed(name, found.printed)
-            self._tell_misshapen(place, found)
+            self._tell_invalid(place, found)
             for sample, value in enumerate(found.values):
                 if value is None and sample not in found.failures:
                     continue
@@ -155,7 +155,7 @@ class Judge:
                 verdict = as_verdict(value) if sample not in found.failures else found.failures[sample]
                 if isinstance(verdict, float):
                     b[sample] *= verdict
-                elif at_fault and verdict.kind in OF_THE_TEXT:
+                elif deterministic and verdict.kind in TEXT_FAILURES:
                     b[sample] = 0.0
                     exhausted[verdict.kind] += 1
                 else:
@@ -217,14 +217,14 @@ class Judge:
         if 0 <= room < len(lines):
             self.notices.append(f"{start}… (what follows is not shown)")
 
-    def _tell_misshapen(self, place: int, found: Outcomes) -> None:
+    def _tell_invalid(self, place: int, found: Outcomes) -> None:
         """That a constraint judges one sample and not several, once; where it judges none the failures say it."""
-        if not found.misshapen or len(found.failures) == len(found.values) or place in self._told_misshapen:
+        if not found.invalid or len(found.failures) == len(found.values) or place in self._invalid_notified:
             return
-        self._told_misshapen.add(place)
+        self._invalid_notified.add(place)
         self.notices.append(
             f"constraint {name_of(self.constraints[place])} does not judge several completions at once: "
-            f"{found.misshapen}; it is called for each sample by itself instead, which is slow: return a list with a "
+            f"{found.invalid}; it is called for each sample by itself instead, which is slow: return a list with a "
             "value for each completion"
         )
 
@@ -241,12 +241,14 @@ def _functions(constraints: Constraints) -> list[Constraint]:
     if not callable(constraints) and not isinstance(constraints, str):
         given = list(constraints) if isinstance(constraints, (list, tuple)) else []
     if not given:
-        what = "no constraint was given" if constraints in (None, [], ()) else f"constraints is {shown(constraints)}"
+        what = (
+            "no constraint was given" if constraints in (None, [], ()) else f"constraints is {short_repr(constraints)}"
+        )
         raise UserError(f"{what}: pass {_EXPECTED}, or a list of them")
     found = [load_constraint(constraint) if isinstance(constraint, str) else constraint for constraint in given]
     for constraint in found:
         if not callable(constraint):
-            raise UserError(f"a constraint is {shown(constraint)}: pass {_EXPECTED}")
+            raise UserError(f"a constraint is {short_repr(constraint)}: pass {_EXPECTED}")
     return found
 
 
@@ -276,18 +278,18 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: EventLoop) -> Outcomes:
     """Call a constraint here; if it raises, or answers nonsense, on each sample by itself."""
-    count, misshapen = len(arguments["completions"]), ""
-    with exhaustion_counted() as exhausted:
+    count, invalid = len(arguments["completions"]), ""
+    with count_exhaustion() as exhausted:
         try:
-            found = one_for_each(loop.finished(constraint(**arguments)), count)
+            found = plain_values(loop.result_of(constraint(**arguments)), count)
             if not isinstance(found, str):
                 return Outcomes(found, {}, exhausted)
-            failure, misshapen = Failure("value", found), found
+            failure, invalid = Failure("value", found), found
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            raised = told(error)
-            failure = Failure(raised["kind"], in_words(raised))
+            raised = describe_exception(error)
+            failure = Failure(raised["kind"], exception_text(raised))
     if count > 1:
         singly = [{key: [values[i]] for key, values in arguments.items()} for i in range(count)]
         pieces = [_call(constraint, one, loop) for one in singly]
@@ -295,7 +297,7 @@ def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: 
             [piece.values[0] for piece in pieces],
             {place: piece.failures[0] for place, piece in enumerate(pieces) if piece.failures},
             sum((piece.exhausted for piece in pieces), Counter()),
-            misshapen=misshapen,
+            invalid=invalid,
         )
     return Outcomes([None], {0: failure}, exhausted)
 
@@ -308,7 +310,7 @@ def as_verdict(value: Any) -> float | Failure:
         number = math.nan
     if 0.0 <= number <= 1.0:
         return number
-    return Failure("value", f"it returned {shown(value)}, and true, false, a number in [0, 1] or None is expected")
+    return Failure("value", f"it returned {short_repr(value)}, and true, false, a number in [0, 1] or None is expected")
 
 
 def name_of(constraint: Constraint) -> str:

@@ -1,4 +1,4 @@
-"""Functions that are ``async def``: what they return is awaited, in an event loop that outlives the call."""
+"""Calls of ``async def`` functions, in one event loop that outlives the call."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 class EventLoop:
-    """An event loop in a thread of its own, which starts with the first coroutine.
+    """An event loop in its own thread, which starts with the first coroutine.
 
-    One loop for all calls, so that a client that a function keeps between them stays usable; in a thread, since a
-    notebook runs a loop of its own in the main one.
+    All calls share one loop, so that a client that a function keeps between calls stays usable. The loop has a thread,
+    since a notebook already runs a loop in the main one.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def finished(self, returned: Any) -> Any:
-        """What a function returned, awaited where that is what has to be done with it."""
+    def result_of(self, returned: Any) -> Any:
+        """The result of a call: what it returned, awaited if it is awaitable."""
         if not inspect.isawaitable(returned):
             return returned
         if self._loop is None:
@@ -39,7 +39,7 @@ class EventLoop:
 
 
 async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """The value or the exception: SystemExit would end the loop, and whoever waits would wait for ever."""
+    """The value or the exception. A SystemExit that is raised here would end the loop and leave the caller waiting."""
     try:
         return await awaitable, None
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Functions that run elsewhere: by which name another process finds them, and what is known of them."""
+"""Functions that run in other processes: the names they are imported by, and their traits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OF_THE_TEXT = frozenset({"cpu", "memory", "recursion", "crashed"})
-"""Failures that a marked function owes to the text alone: it fails so on every machine."""
+TEXT_FAILURES = frozenset({"cpu", "memory", "recursion", "crashed"})
+"""Failures of a text check that the text alone causes: it fails the same way on every machine."""
 
 _TRAITS = "__cdpg_check__"
 _EXHAUSTION: contextvars.ContextVar[Counter[str] | None] = contextvars.ContextVar("exhaustion", default=None)
@@ -23,21 +23,21 @@ _EXHAUSTION: contextvars.ContextVar[Counter[str] | None] = contextvars.ContextVa
 
 @dataclass(frozen=True)
 class Traits:
-    """What is promised of a function that :func:`text_check` marks."""
+    """What the sandbox may assume about a function; :func:`text_check` sets it."""
 
-    text_at_fault: bool = False
-    """It depends on its input alone and computes without waiting: what exhausts it does so on every machine."""
+    deterministic: bool = False
+    """It depends on its input alone and never waits: a text that exhausts it does so on every machine."""
     prepare: Callable[[], Any] | None = None
-    """Called once before any clock runs: loads what the function needs."""
+    """Called once, before any time limit applies: loads what the function needs."""
     columns: tuple[str, ...] | None = None
-    """The columns that it reads, where it takes any: the others need not be sent to it."""
+    """The columns that it reads, if it accepts any; the others are not sent to it."""
 
 
 def text_check(*, prepare: Callable[[], Any] | None = None, columns: tuple[str, ...] | None = None) -> Callable[[F], F]:
-    """Mark a function whose failures are those of the text it is given; see :class:`Traits`."""
+    """Mark a deterministic check of a text, whose failures are the text's fault; see :class:`Traits`."""
 
     def mark(function: F) -> F:
-        setattr(function, _TRAITS, Traits(text_at_fault=True, prepare=prepare, columns=columns))
+        setattr(function, _TRAITS, Traits(deterministic=True, prepare=prepare, columns=columns))
         return function
 
     return mark
@@ -64,27 +64,27 @@ def reference_of(function: Callable[..., Any]) -> str | None:
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """The function that :func:`reference_of` named."""
+    """Import the function that a reference of :func:`reference_of` names."""
     module, _, name = reference.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     if not callable(found):
-        raise TypeError(f"{reference} is no function")
+        raise TypeError(f"{reference} is not a function")
     function: Callable[..., Any] = found
     return function
 
 
 def note_exhaustion(kind: str) -> None:
-    """Tell whoever counts that a text exhausted its check, which gave a verdict all the same."""
+    """Count a text that exhausted its check; the check still returns a verdict."""
     counter = _EXHAUSTION.get()
     if counter is not None:
         counter[kind] += 1
 
 
 @contextlib.contextmanager
-def exhaustion_counted() -> Iterator[Counter[str]]:
-    """Within, counts what :func:`note_exhaustion` is told by this thread."""
+def count_exhaustion() -> Iterator[Counter[str]]:
+    """Count the calls of :func:`note_exhaustion` within the block, in this thread."""
     counter: Counter[str] = Counter()
     token = _EXHAUSTION.set(counter)
     try:

@@ -1,4 +1,4 @@
-"""What a worker may use, and how the system is told."""
+"""Limits on a worker's time and memory, and the system calls that set them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Limits:
     seconds: float = 10.0
     """From the start of a call on one sample to the end of its worker."""
     megabytes: int = 1024
-    """What a worker may add to the memory that it had at its start."""
+    """Memory that a call may use beyond what its worker already has."""
     show_output: bool = False
-    """Whether to keep what functions print."""
+    """Whether to capture what functions print."""
 
     @classmethod
     def of(cls, config: CDPGConfig, processes: int = 1) -> Limits:
-        """The settings, with the number of workers chosen where it was not: the cores, shared between processes."""
+        """The limits in the settings; by default, one worker a core, the cores shared between processes."""
         workers = config.check_workers
         if workers is None:
             workers = max(1, min(8, _cores() // max(1, processes)))
@@ -39,21 +39,21 @@ class Limits:
 
     @property
     def cpu_seconds(self) -> float:
-        """Computing time of a marked function on one sample: half, so that it is spent before the clock runs out."""
+        """CPU limit of a text check for one sample: half of ``seconds``, so that it is reached before the deadline."""
         return self.seconds / 2
 
-    def wall_seconds(self, text_at_fault: bool) -> float:
-        """A marked function only computes, and has a limit on that: the clock is for one that does not get to it."""
-        return 2 * self.seconds if text_at_fault else self.seconds
+    def wall_seconds(self, deterministic: bool) -> float:
+        """Time limit of a call. A text check has a CPU limit too; its time limit is longer, in case CPU is scarce."""
+        return 2 * self.seconds if deterministic else self.seconds
 
     @property
     def last_seconds(self) -> float:
-        """A marked function that computes is given more time than that, since it may get little of a core: so much."""
+        """Last deadline of a text check that still uses CPU; on a busy machine it may get little of a core."""
         return 20 * self.seconds
 
     @property
     def margin(self) -> int:
-        """Bytes: a call that stays below leaves the worker as good as new."""
+        """Bytes: a worker whose calls stay below this growth can be used again."""
         return self.megabytes * _MEGABYTE // 8
 
 
@@ -65,7 +65,7 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of this process; zeros where the system does not tell."""
+    """Memory of this process in bytes; zeros if the system does not report it."""
 
     data: int = 0
     peak: int = 0
@@ -82,9 +82,9 @@ class Memory:
 
 
 def limit_memory(used: int, megabytes: float) -> None:
-    """Let this process have so much more writable memory than ``used`` bytes; an allocation beyond it fails.
+    """Limit this process to ``megabytes`` of writable memory beyond ``used`` bytes; an allocation beyond it fails.
 
-    Counted is what is written to (RLIMIT_DATA): a library or a large reservation that is only mapped costs nothing.
+    Only writable memory counts (RLIMIT_DATA): a mapped library or a mere reservation costs nothing.
     """
     if used:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -95,39 +95,39 @@ def limit_memory(used: int, megabytes: float) -> None:
 
 
 def limit_cpu(seconds: float | None) -> None:
-    """Die by SIGPROF after so much computing time; None or 0 takes the limit away."""
+    """End this process by SIGPROF after so many seconds of CPU time; None or 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds or 0.0)
 
 
-def be_silent() -> None:
-    """Nothing is read from, or written to, the streams that the trainer has."""
+def close_standard_streams() -> None:
+    """Point standard input, output and error at the null device instead of the trainer's."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     if null > 2:
         os.close(null)
-    # A notebook's streams do not end in these descriptors.
+    # A notebook's streams do not use these descriptors.
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(place, mode, closefd=False) for place, mode in enumerate("rww"))
 
 
-def default_signals() -> None:
-    """Forget what the trainer does on signals; a broken pipe stays an error, as Python has it."""
+def reset_signals() -> None:
+    """Remove the trainer's signal handlers; SIGPIPE stays ignored, as Python sets it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when the one that made it ends, however it ends (Linux)."""
+    """Have the system kill this process when its parent ends, however it ends (Linux)."""
     _prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Processes that a dying child leaves behind become this process's own (Linux)."""
+    """Become the parent of processes that a dying child leaves behind (Linux)."""
     _prctl(_SUBREAPER, 1)
 
 
-def use_one_arena() -> None:
-    """Every thread would otherwise reserve memory of its own, and the limit be met sooner or later (glibc)."""
+def use_one_malloc_arena() -> None:
+    """Use one malloc arena: an arena per thread would count against the memory limit, at random times (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_MALLOC_ARENAS, 1)
 

@@ -1,4 +1,4 @@
-"""What a function prints in a worker, which has no standard streams of its own: kept on request, up to a limit."""
+"""Captures what a function prints in a worker, up to a limit; a worker has no standard streams."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-LONGEST = 2000
-"""Bytes kept of what one call prints, and characters of what a batch does."""
+MAX_CAPTURED = 2000
+"""Bytes captured of one call, and characters of one batch."""
 
 
-class Kept(io.BufferedIOBase):
-    """The first bytes that were written; what follows is dropped."""
+class CapturedOutput(io.BufferedIOBase):
+    """A stream that keeps the first bytes written to it and drops the rest."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -21,7 +21,7 @@ class Kept(io.BufferedIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._bytes += bytes(data)[: LONGEST - len(self._bytes)]
+        self._bytes += bytes(data)[: MAX_CAPTURED - len(self._bytes)]
         return len(data)
 
     @property
@@ -30,12 +30,12 @@ class Kept(io.BufferedIOBase):
 
 
 @contextlib.contextmanager
-def output_kept(wanted: bool) -> Iterator[Kept]:
-    """Within, what is printed is kept, if it is wanted; else it goes where the streams lead."""
-    kept = Kept()
+def capture_output(wanted: bool) -> Iterator[CapturedOutput]:
+    """Capture what is printed within the block, if ``wanted``; otherwise leave the streams as they are."""
+    captured = CapturedOutput()
     if not wanted:
-        yield kept
+        yield captured
         return
-    stream = io.TextIOWrapper(kept, encoding="utf-8", errors="replace", write_through=True)  # type: ignore[type-var]
+    stream = io.TextIOWrapper(captured, encoding="utf-8", errors="replace", write_through=True)  # type: ignore[type-var]
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-        yield kept
+        yield captured

@@ -1,4 +1,4 @@
-"""The trainer's end of a pool of worker processes: submit work, go on, collect what has become of it."""
+"""A pool of worker processes, as the trainer sees it: submit batches, collect their outcomes later."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from cdpg.sandbox.functions import reference_of
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.protocol import Channel, pack
 from cdpg.sandbox.supervisor import serve
-from cdpg.sandbox.worker import POSITIONAL, in_words
+from cdpg.sandbox.worker import POSITIONAL, exception_text
 
-_START = (
+_SUPERVISOR_PROGRAM = (
     "import sys; sys.path[:] = filter(None, sys.path); import json; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from cdpg.sandbox.supervisor import main; main(sys.argv[1:])"
 )
-"""An interpreter that is given code puts the working folder first: a json.py there must not be what is imported."""
-_START_WITHIN = 600.0
-"""Seconds for the foreman to import the functions and what they prepare."""
-_RESTARTS = 3
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""``python -c`` puts the working folder first in ``sys.path``; a json.py there must not be imported."""
+_MAX_START_SECONDS = 600.0
+"""For the supervisor to import the functions and call their ``prepare``."""
+_MAX_RESTARTS = 3
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 KINDS = ("timeout", "cpu", "memory", "recursion", "size", "crashed", "died", "exception", "value")
-"""The clock; limits on computing time, memory, depth and size; a crash; an end from outside; whatever was raised, or
-returned though it is no answer."""
+"""Kinds of failure: time limit; limits on CPU time, memory, recursion depth and size of the text; a crash; an end from
+outside; an exception; an invalid result."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,22 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What has become of a batch."""
+    """The results of a batch."""
 
     values: list[Any]
     """A result for each sample; None where it failed."""
     failures: dict[int, Failure]
-    """By place in the batch."""
+    """By index in the batch."""
     exhausted: Counter[str]
-    """Samples that exhausted the function, which coped, by kind."""
+    """Samples that exhausted the function, by kind; it returned a value for them all the same."""
     printed: str = ""
-    """The beginning of what it printed, if that is to be shown."""
-    misshapen: str = ""
-    """What is wrong with an answer to several samples, which were then tried one by one."""
+    """The beginning of what the function printed, if it is captured."""
+    invalid: str = ""
+    """What is wrong with a result for several samples, which were then judged one by one."""
 
 
 class CannotStart(Exception):
-    """The functions cannot be had in another process; the message says why."""
+    """The functions cannot be imported in another process; the message says why."""
 
 
 class _Process(Protocol):
@@ -76,8 +76,11 @@ class _Process(Protocol):
 
 
 class Pool:
-    """Workers for some functions. Those that can be imported by name are run by a new interpreter; with ``fork`` they
-    may be any, and the workers start from a copy of this process as it is now."""
+    """Worker processes for some functions, and the supervisor process that manages them.
+
+    A new interpreter imports the functions by name. With ``fork``, the workers start from a copy of this process, and
+    the functions need no name.
+    """
 
     def __init__(self, functions: Sequence[Callable[..., Any]], limits: Limits, fork: bool = False) -> None:
         self._limits, self._fork = limits, fork
@@ -85,7 +88,7 @@ class Pool:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._numbers = itertools.count()
         self._outstanding: dict[int, dict[str, Any]] = {}
-        self._arrived: dict[int, dict[str, Any]] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
         self._restarts = 0
         self._channel: Channel
         self._finalizer: weakref.finalize[[socket.socket, _Process, int], Pool]
@@ -94,11 +97,11 @@ class Pool:
         self._open()
 
     def submit(self, function: Callable[..., Any], batch: Sequence[Any] | Mapping[str, Sequence[Any]]) -> int:
-        """Have a function called on a batch, piece by piece: ``function(values)`` or ``function(**lists)``.
+        """Call a function on a batch, in chunks, as ``function(values)`` or ``function(**lists)``.
 
-        A number to :meth:`collect` the outcome by. The values must be plain (see ``frames.is_plain``).
+        Returns the batch's number, for :meth:`collect`. The values must be plain (see ``protocol.is_plain``).
         """
-        name = self._names.get(id(function)) or self._learn(function)
+        name = self._names.get(id(function)) or self._import_function(function)
         lists = batch if isinstance(batch, Mapping) else {POSITIONAL: batch}
         number = next(self._numbers)
         arguments = {key: pack(values) for key, values in lists.items()}
@@ -111,29 +114,29 @@ class Pool:
         return number
 
     def collect(self, number: int) -> Outcomes:
-        """Wait for a batch. UserError if the function raised one: then it is at fault, and not a sample."""
-        while number not in self._arrived:
+        """Wait for a batch. A UserError of the function is raised: it concerns the function, not a sample."""
+        while number not in self._answers:
             try:
                 self._wait_until_ready()
-                self._note(self._channel.receive())
+                self._store_answer(self._channel.receive())
             except (OSError, EOFError):
                 self._restart()
-        message = self._arrived.pop(number)
+        message = self._answers.pop(number)
         if "error" in message:
             raise UserError(message["error"])
-        failures = {place: Failure(kind, detail) for place, kind, detail in message["failures"]}
-        exhausted, told = Counter(message["exhausted"]), (message["printed"], message["misshapen"])
-        return Outcomes(message["values"], failures, exhausted, *told)
+        failures = {index: Failure(kind, detail) for index, kind, detail in message["failures"]}
+        exhausted = Counter(message["exhausted"])
+        return Outcomes(message["values"], failures, exhausted, message["printed"], message["invalid"])
 
     def close(self) -> None:
-        """End all processes; a batch that was not collected is lost. Submitting opens the pool again."""
+        """End all processes; batches not yet collected are lost. ``submit`` opens the pool again."""
         self._finalizer()
         self._outstanding.clear()
-        self._arrived.clear()
+        self._answers.clear()
         self._ready = False
 
     def wait_until_ready(self) -> None:
-        """Wait until functions are imported; CannotStart, or UserError if one of them said so, if they cannot be."""
+        """Wait until the functions are imported; otherwise CannotStart, or the UserError that one of them raised."""
         try:
             self._wait_until_ready()
         except (OSError, EOFError) as error:
@@ -141,11 +144,11 @@ class Pool:
 
     def _register(self, function: Callable[..., Any], name: str) -> str:
         self._names[id(function)] = name
-        self._functions[name] = function  # also keeps its id from being used again
+        self._functions[name] = function  # also keeps its id from being reused
         return name
 
-    def _learn(self, function: Callable[..., Any]) -> str:
-        """Have the foreman import one more function, which counts as known once it has been."""
+    def _import_function(self, function: Callable[..., Any]) -> str:
+        """Have the supervisor import one more function."""
         if self._fork:
             raise ValueError("a forked pool knows only the functions that it was made with")
         name = _importable(function)
@@ -153,36 +156,40 @@ class Pool:
             try:
                 self._wait_until_ready()
                 self._channel.send({"function": name})
-                self._wait_until_known()
+                self._wait_for_import()
                 return self._register(function, name)
             except (OSError, EOFError):
                 self._restart()
 
-    def _wait_until_known(self) -> None:
+    def _wait_for_import(self) -> None:
         while True:
             message = self._channel.receive()
             if "known" in message:
                 return
             if "unknown" in message:
                 raise _cannot_start(message["raised"])
-            self._note(message)
+            self._store_answer(message)
 
     def _open(self) -> None:
         mine, theirs = socket.socketpair()
-        process = _forked(mine, theirs, self._functions, self._limits) if self._fork else self._spawned(theirs)
+        process = (
+            _fork_supervisor(mine, theirs, self._functions, self._limits)
+            if self._fork
+            else self._spawn_supervisor(theirs)
+        )
         theirs.close()
         self._channel, self._ready = Channel(mine), False
-        self._finalizer = weakref.finalize(self, _end, mine, process, os.getpid())
+        self._finalizer = weakref.finalize(self, _shut_down, mine, process, os.getpid())
 
-    def _spawned(self, end: socket.socket) -> _Process:
-        # The same hashes, and so the same order of a set, in every worker and every run.
-        environment = {**os.environ, "PYTHONHASHSEED": "0", **dict.fromkeys(_ONE_THREAD, "1")}
+    def _spawn_supervisor(self, end: socket.socket) -> _Process:
+        # The same hashes, and so the same order of sets, in every worker and every run.
+        environment = {**os.environ, "PYTHONHASHSEED": "0", **dict.fromkeys(_THREAD_VARIABLES, "1")}
         path = [os.getcwd() if entry == "" else entry for entry in sys.path]
         arguments = [json.dumps(path), str(end.fileno()), json.dumps([list(self._functions), asdict(self._limits)])]
         null = subprocess.DEVNULL
         return subprocess.Popen(
-            [sys.executable, "-c", _START, *arguments], stdin=null, stdout=null, stderr=null, env=environment,
-            pass_fds=[end.fileno()], start_new_session=True,
+            [sys.executable, "-c", _SUPERVISOR_PROGRAM, *arguments], stdin=null, stdout=null, stderr=null,
+            env=environment, pass_fds=[end.fileno()], start_new_session=True,
         )  # fmt: skip
 
     def _wait_until_ready(self) -> None:
@@ -190,25 +197,25 @@ class Pool:
             self._open()
         if not self._ready:
             try:
-                message = self._channel.receive(_START_WITHIN)
+                message = self._channel.receive(_MAX_START_SECONDS)
             except TimeoutError as error:
-                raise CannotStart(f"importing them takes more than {_START_WITHIN:g} s") from error
+                raise CannotStart(f"importing them takes more than {_MAX_START_SECONDS:g} s") from error
             if "failed" in message:
                 raise _cannot_start(message["failed"])
             self._ready = True
 
-    def _note(self, message: dict[str, Any]) -> None:
+    def _store_answer(self, message: dict[str, Any]) -> None:
         if "batch" in message:
             self._outstanding.pop(message["batch"], None)
-            self._arrived[message["batch"]] = message
-            self._restarts = 0  # a long run may see a foreman ended now and then
+            self._answers[message["batch"]] = message
+            self._restarts = 0  # over a long run, a supervisor may be killed now and then
 
     def _restart(self) -> None:
-        """Something ended the foreman: all that is still owed is asked for again."""
+        """Start a new supervisor after the old one ended, and send it all unanswered batches."""
         while True:
             self._finalizer()
             self._restarts += 1
-            if self._restarts > _RESTARTS:
+            if self._restarts > _MAX_RESTARTS:
                 raise RunError(
                     f"the process that runs the checks was ended {self._restarts} times in a row: if memory is "
                     "short, lower check_workers; check_workers: 0 runs them in the training process"
@@ -226,8 +233,8 @@ class Pool:
             return
 
 
-class _Forked:
-    """A child process that was not made by :mod:`subprocess`."""
+class _ForkedProcess:
+    """A child process made by ``os.fork``, with the methods of ``subprocess.Popen`` used here."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -242,7 +249,7 @@ class _Forked:
             if pid:
                 return status
             if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("foreman", timeout or 0.0)
+                raise subprocess.TimeoutExpired("supervisor", timeout or 0.0)
             time.sleep(0.002)
 
     def kill(self) -> None:
@@ -250,7 +257,7 @@ class _Forked:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def _forked(
+def _fork_supervisor(
     mine: socket.socket, theirs: socket.socket, functions: Mapping[str, Callable[..., Any]], limits: Limits
 ) -> _Process:
     with warnings.catch_warnings():
@@ -263,15 +270,15 @@ def _forked(
             serve(theirs, functions, limits)
         finally:
             os._exit(0)
-    return _Forked(pid)
+    return _ForkedProcess(pid)
 
 
-def _end(end: socket.socket, process: _Process, owner: int) -> None:
-    """Hang up, which ends the foreman and its workers; a copy of this process in a child leaves them alone."""
+def _shut_down(end: socket.socket, process: _Process, owner: int) -> None:
+    """Close the connection, which ends the supervisor and its workers; does nothing in a fork of this process."""
     if os.getpid() != owner:
         return
     with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)  # a copy of the descriptor in another process does not keep it open
+        end.shutdown(socket.SHUT_RDWR)  # closes it even if another process has a copy of the descriptor
     end.close()
     try:
         process.wait(timeout=2.0)
@@ -290,4 +297,4 @@ def _importable(function: Callable[..., Any]) -> str:
 def _cannot_start(raised: Mapping[str, Any]) -> Exception:
     if raised["user"]:
         return UserError(raised["text"])
-    return CannotStart(in_words(raised))
+    return CannotStart(exception_text(raised))

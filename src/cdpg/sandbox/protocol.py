@@ -1,4 +1,4 @@
-"""Messages between processes: JSON, each behind its length. Nothing that is read can run code."""
+"""Messages between processes: JSON, each preceded by its length. Reading a message never runs code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _HEADER = struct.Struct("!Q")
-_READ = 1 << 18
+_READ_BYTES = 1 << 18
 
-_MOST_BITS = 64
-"""Of a whole number in a message."""
+_MAX_BITS = 64
+"""Largest integer in a message."""
 
 
 class Channel:
-    """One end of a socket pair. Reading waits for a message or takes what is there; writing may be put off."""
+    """One end of a socket pair, for blocking and non-blocking reads and writes of messages."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -31,21 +31,21 @@ class Channel:
         self._socket.close()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write a message, however long it takes the other side to read it; OSError if it is gone."""
+        """Write a message and wait until it is written; OSError if the other side is closed."""
         self._socket.setblocking(True)
-        self._socket.sendall(_encoded(message))
+        self._socket.sendall(_encode(message))
 
     def put(self, message: Mapping[str, Any]) -> None:
-        """Write a message as far as the other side takes it now; :meth:`flush` writes the rest."""
-        self._outgoing += _encoded(message)
+        """Write as much of a message as possible without waiting; :meth:`flush` writes the rest."""
+        self._outgoing += _encode(message)
         self.flush()
 
     def flush(self) -> None:
-        """Write as much of what was put off as goes without waiting."""
+        """Write as much of the unsent bytes as possible without waiting."""
         self._socket.setblocking(False)
         try:
             while self._outgoing:
-                del self._outgoing[: self._socket.send(memoryview(self._outgoing)[:_READ])]
+                del self._outgoing[: self._socket.send(memoryview(self._outgoing)[:_READ_BYTES])]
         except BlockingIOError:
             pass
 
@@ -54,37 +54,37 @@ class Channel:
         return bool(self._outgoing)
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """Wait for the next message; EOFError if the other side is gone, TimeoutError if it takes too long."""
+        """Wait for the next message; EOFError if the other side is closed, TimeoutError after ``seconds``."""
         self._socket.settimeout(seconds)
         while True:
-            message = self._next()
+            message = self._next_message()
             if message is not None:
                 return message
-            self._take(self._socket.recv(_READ))
+            self._append(self._socket.recv(_READ_BYTES))
 
     def available(self) -> list[dict[str, Any]]:
-        """All messages that are there; EOFError once the other side is gone and everything it sent was given out."""
+        """The messages that have arrived; EOFError once the other side is closed and all of them were returned."""
         self._socket.setblocking(False)
         gone = False
-        # One look at a time: a side that writes without end must not keep the reader here.
+        # One read per call: a sender that never stops must not keep the caller here.
         if select.select([self._socket], [], [], 0)[0]:
             try:
-                self._take(self._socket.recv(_READ))
+                self._append(self._socket.recv(_READ_BYTES))
             except EOFError:
                 gone = True
         messages = []
-        while (message := self._next()) is not None:
+        while (message := self._next_message()) is not None:
             messages.append(message)
         if gone and not messages:
             raise EOFError
         return messages
 
-    def _take(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         if not data:
             raise EOFError
         self._incoming += data
 
-    def _next(self) -> dict[str, Any] | None:
+    def _next_message(self) -> dict[str, Any] | None:
         if len(self._incoming) < _HEADER.size:
             return None
         (length,) = _HEADER.unpack_from(self._incoming)
@@ -96,14 +96,14 @@ class Channel:
         return message
 
 
-def _encoded(message: Mapping[str, Any]) -> bytes:
-    # In ASCII: lone surrogates have no other form.
+def _encode(message: Mapping[str, Any]) -> bytes:
+    # ASCII, since lone surrogates cannot be encoded in UTF-8.
     data = json.dumps(message, separators=(",", ":")).encode("ascii")
     return _HEADER.pack(len(data)) + data
 
 
 def pack(values: Sequence[Any]) -> dict[str, Any]:
-    """A list for a message, each text once: a source stands beside every one of its samples."""
+    """A list for a message. Repeated texts are sent once: all samples of a context share its prompt."""
     places: dict[str, int] = {}
     if not all(isinstance(value, str) for value in values):
         return {"values": list(values)}
@@ -112,13 +112,13 @@ def pack(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[Any]:
-    """The list that :func:`pack` was given."""
+    """The inverse of :func:`pack`."""
     values: list[Any] = packed["values"]
     return [values[place] for place in packed["index"]] if "index" in packed else values
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value comes out of a message as it went in: texts, numbers, lists and mappings by text."""
+    """Whether a message preserves a value: texts, numbers, lists, and dictionaries with text keys."""
     if value is None or type(value) in (bool, int, float, str):
         return True
     if type(value) is list:
@@ -127,9 +127,9 @@ def is_plain(value: Any) -> bool:
 
 
 def as_plain(value: Any) -> Any:
-    """A function's result in the types of a message: arrays become lists, other numbers floats; else TypeError."""
-    if type(value) is int and value.bit_length() > _MOST_BITS:
-        return float(value)  # a message cannot hold one of thousands of digits
+    """A function's result as plain values: arrays become lists, other numbers floats; otherwise TypeError."""
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        return float(value)  # json refuses integers of thousands of digits
     if value is None or type(value) in (bool, int, float, str):
         return value
     if hasattr(value, "tolist"):

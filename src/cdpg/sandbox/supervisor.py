@@ -1,7 +1,7 @@
-"""The foreman: a process between the trainer and the workers that shares out work, watches clocks and retries.
+"""The supervisor: a process between the trainer and the workers that schedules, enforces time limits and retries.
 
-It runs nothing that it is given and waits for nobody, so that the trainer is answered whatever a worker does. It
-imports the functions once; workers are forked from it and need not.
+It calls none of the functions itself and never blocks, so it answers the trainer whatever a worker does. It imports the
+functions once; the workers are forked from it.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdpg.sandbox.functions import resolve, traits_of
-from cdpg.sandbox.limits import Limits, adopt_orphans, be_silent, default_signals, use_one_arena
-from cdpg.sandbox.output import LONGEST
-from cdpg.sandbox.processes import Crew, Job, Worker
+from cdpg.sandbox.limits import Limits, adopt_orphans, close_standard_streams, reset_signals, use_one_malloc_arena
+from cdpg.sandbox.output import MAX_CAPTURED
 from cdpg.sandbox.protocol import Channel, pack, unpack
-from cdpg.sandbox.worker import in_words, told
+from cdpg.sandbox.worker import describe_exception, exception_text
+from cdpg.sandbox.worker_processes import Chunk, WorkerProcess, WorkerProcesses
 
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 256
 _CHUNK_SECONDS = 0.1
-"""What a chunk should take: short, so that little is done twice, and long beside the cost of a message."""
-_PATIENCE = 20
-"""A chunk that takes so many times what was expected is done again sample by sample, each with the whole limit."""
-_LEAST_PATIENCE = 0.25
-_HEARTBEAT = 5.0
-_FALSE_STARTS = 5
+"""Target for a chunk: short, so that a retry repeats little; long compared with the cost of a message."""
+_SLOW_FACTOR = 20
+"""A chunk that takes this many times its expected time is repeated sample by sample, each with the full limit."""
+_MIN_CHUNK_SECONDS = 0.25
+_MAX_WAIT = 5.0
+_MAX_FAILED_STARTS = 5
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-"""What a process brings upon itself; SIGKILL comes from outside, perhaps because memory was short."""
+"""Signals that a process causes itself; SIGKILL comes from outside, perhaps because memory was short."""
 
 
 @dataclass
 class _Batch:
-    """Samples for one function, and what has become of them."""
+    """Samples for one function, and their results so far."""
 
     function: str
     arguments: dict[str, list[Any]]
@@ -54,23 +54,23 @@ class _Batch:
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     exhausted: Counter[str] = field(default_factory=Counter)
     printed: str = ""
-    misshapen: str = ""
+    invalid: str = ""
 
 
-class Foreman:
-    """Scheduling; see the module. Every method returns at once."""
+class Supervisor:
+    """Schedules chunks of samples; see the module. No method blocks, except ``run``."""
 
     def __init__(self, trainer: Channel, functions: dict[str, Callable[..., Any]], limits: Limits) -> None:
         self._trainer, self._functions, self._limits = trainer, functions, limits
-        self._crew = Crew(functions, [trainer.fileno()])
+        self._workers = WorkerProcesses(functions, [trainer.fileno()])
         self._batches: dict[int, _Batch] = {}
-        self._waiting: deque[Job] = deque()
-        self._suspects: deque[Job] = deque()
-        self._pace: dict[str, float] = {}
-        self._false_starts = 0
+        self._waiting: deque[Chunk] = deque()
+        self._retries: deque[Chunk] = deque()
+        self._seconds_per_sample: dict[str, float] = {}
+        self._failed_starts = 0
 
     def run(self) -> None:
-        """Serve until the trainer hangs up or is no more."""
+        """Serve until the trainer closes the connection or ends."""
         parent = os.getppid()
         with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
             while os.getppid() == parent:
@@ -78,52 +78,52 @@ class Foreman:
                 for channel in self._ready_channels():
                     if channel is self._trainer:
                         for message in channel.available():
-                            self._obey(message)
-                self._hear_workers()
-                self._watch_clocks()
-        for worker in list(self._crew.members):
-            self._crew.dismiss(worker)
+                            self._handle_request(message)
+                self._read_answers()
+                self._check_deadlines()
+        for worker in list(self._workers.members):
+            self._workers.kill(worker)
 
-    # The trainer's side.
+    # Messages from and to the trainer.
 
     def _ready_channels(self) -> list[Channel]:
-        deadlines = [worker.deadline for worker in self._crew.members if worker.job or not worker.ready]
-        wait = max(0.0, min([_HEARTBEAT, *(deadline - time.monotonic() for deadline in deadlines)]))
+        deadlines = [worker.deadline for worker in self._workers.members if worker.chunk or not worker.ready]
+        wait = max(0.0, min([_MAX_WAIT, *(deadline - time.monotonic() for deadline in deadlines)]))
         with selectors.DefaultSelector() as selector:
-            for channel in (self._trainer, *(worker.channel for worker in self._crew.members)):
+            for channel in (self._trainer, *(worker.channel for worker in self._workers.members)):
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
                 selector.register(channel, events, channel)
             found = selector.select(wait)
         for key, events in found:
             if events & selectors.EVENT_WRITE:
-                with contextlib.suppress(OSError):  # a worker that is gone is noticed by its silence
+                with contextlib.suppress(OSError):  # a dead worker is noticed when it is read from
                     key.data.flush()
         return [key.data for key, events in found if events & selectors.EVENT_READ]
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _handle_request(self, message: dict[str, Any]) -> None:
         if "function" in message and "batch" not in message:
-            self._learn(message["function"])
+            self._import_function(message["function"])
             return
         arguments = {key: unpack(packed) for key, packed in message["arguments"].items()}
         count = len(next(iter(arguments.values())))
         self._batches[message["batch"]] = _Batch(message["function"], arguments, count, [None] * count)
-        self._waiting.append(Job(message["batch"], range(count)))
-        self._report(message["batch"])
+        self._waiting.append(Chunk(message["batch"], range(count)))
+        self._send_if_complete(message["batch"])
 
-    def _learn(self, reference: str) -> None:
-        """Import one more function; workers that were forked without it go."""
+    def _import_function(self, reference: str) -> None:
+        """Import one more function; workers that were forked without it are replaced."""
         try:
-            self._functions[reference] = prepared(resolve(reference))
+            self._functions[reference] = prepare_function(resolve(reference))
         except BaseException as error:
-            self._trainer.put({"unknown": reference, "raised": told(error)})
+            self._trainer.put({"unknown": reference, "raised": describe_exception(error)})
             return
         self._trainer.put({"known": reference})
-        for worker in list(self._crew.members):
-            worker.stale = True
-            if worker.job is None:
-                self._crew.dismiss(worker)
+        for worker in list(self._workers.members):
+            worker.outdated = True
+            if worker.chunk is None:
+                self._workers.kill(worker)
 
-    def _report(self, number: int) -> None:
+    def _send_if_complete(self, number: int) -> None:
         batch = self._batches.get(number)
         if batch is not None and batch.left == 0:
             del self._batches[number]
@@ -133,222 +133,224 @@ class Foreman:
                     "values": batch.values,
                     "failures": sorted(batch.failures),
                     "exhausted": dict(batch.exhausted),
-                    "printed": batch.printed[:LONGEST],
-                    "misshapen": batch.misshapen,
+                    "printed": batch.printed[:MAX_CAPTURED],
+                    "invalid": batch.invalid,
                 }
             )
 
-    def _give_up(self, number: int, error: str) -> None:
-        """What is wrong with the function, not with a sample: the trainer has to know."""
+    def _send_error(self, number: int, error: str) -> None:
+        """Report an error of the function itself, not of a sample."""
         if self._batches.pop(number, None) is not None:
             self._trainer.put({"batch": number, "error": error})
 
-    # Sharing out.
+    # Scheduling.
 
     def _dispatch(self) -> None:
-        """Chunks for as many workers as were asked for; as many again for samples that are suspected to hang.
+        """Give chunks to idle workers: up to ``limits.workers`` for new chunks, up to twice that with retries.
 
-        Those mostly sleep: beside the others they cost little, and waiting for them in turn would cost much.
+        Retried samples often hang, and a hanging call uses little CPU. Running them side by side costs little; one
+        after the other, each would take its full time limit.
         """
-        members, limit = self._crew.members, self._limits.workers
-        while self._suspects and sum(worker.job is not None for worker in members) < 2 * limit:
-            job = self._suspects.popleft()
-            if job.batch in self._batches:
-                idle = [worker for worker in members if worker.job is None]
-                fresh = next((worker for worker in idle if worker.fresh), None)
-                if fresh is None and len(members) >= 2 * limit:
-                    self._crew.dismiss(idle[0])
-                self._assign(fresh or self._crew.hire(), job)
-        while self._waiting and sum(worker.job is not None and not worker.job.each for worker in members) < limit:
+        members, limit = self._workers.members, self._limits.workers
+        while self._retries and sum(worker.chunk is not None for worker in members) < 2 * limit:
+            chunk = self._retries.popleft()
+            if chunk.batch in self._batches:
+                idle = self._workers.idle()
+                unused = next((worker for worker in idle if worker.unused), None)
+                if unused is None and len(members) >= 2 * limit:
+                    self._workers.kill(idle[0])
+                self._assign(unused or self._workers.spawn(), chunk)
+        while self._waiting and sum(bool(worker.chunk and not worker.chunk.one_by_one) for worker in members) < limit:
             waiting = self._waiting.popleft()
-            if waiting.batch not in self._batches or not waiting.places:
+            if waiting.batch not in self._batches or not waiting.indices:
                 continue
-            chunk, rest = self._cut(waiting)
-            if rest.places:
+            chunk, rest = self._split(waiting)
+            if rest.indices:
                 self._waiting.appendleft(rest)
-            self._assign(self._hand(chunk), chunk)
+            self._assign(self._worker_for(chunk), chunk)
 
-    def _hand(self, chunk: Job) -> Worker:
-        """A worker for a chunk. One that has worked already is taken first: the fresh ones are for the suspects.
+    def _worker_for(self, chunk: Chunk) -> WorkerProcess:
+        """A worker for a chunk. Used workers come first: the unused ones are for retries.
 
-        A sample that comes alone because it takes long gets a fresh one, lest it be judged twice.
+        A slow sample, which is a chunk of its own, gets an unused worker, so that its answer needs no retry.
         """
-        idle = sorted((worker for worker in self._crew.members if worker.job is None), key=lambda worker: worker.fresh)
-        if len(chunk.places) > 1 or not self._at_fault(self._batches[chunk.batch]):
-            return idle[0] if idle else self._crew.hire()
-        if idle and not idle[-1].fresh:
-            self._crew.dismiss(idle.pop())
-            return self._crew.hire()
-        return idle[-1] if idle else self._crew.hire()
+        idle = sorted(self._workers.idle(), key=lambda worker: worker.unused)
+        if len(chunk.indices) > 1 or not self._is_deterministic(self._batches[chunk.batch]):
+            return idle[0] if idle else self._workers.spawn()
+        if idle and not idle[-1].unused:
+            self._workers.kill(idle.pop())
+            return self._workers.spawn()
+        return idle[-1] if idle else self._workers.spawn()
 
-    def _cut(self, job: Job) -> tuple[Job, Job]:
-        pace = self._pace.get(self._batches[job.batch].function)
+    def _split(self, chunk: Chunk) -> tuple[Chunk, Chunk]:
+        pace = self._seconds_per_sample.get(self._batches[chunk.batch].function)
         size = _FIRST_CHUNK if pace is None else max(1, min(_LARGEST_CHUNK, int(_CHUNK_SECONDS / max(pace, 1e-9))))
-        size = min(size, -(-len(job.places) // self._limits.workers))
-        return Job(job.batch, job.places[:size]), Job(job.batch, job.places[size:])
+        size = min(size, -(-len(chunk.indices) // self._limits.workers))
+        return Chunk(chunk.batch, chunk.indices[:size]), Chunk(chunk.batch, chunk.indices[size:])
 
-    def _assign(self, worker: Worker, job: Job) -> None:
-        batch = self._batches[job.batch]
-        places = slice(job.places.start, job.places.stop)
-        cpu = self._limits.cpu_seconds if self._at_fault(batch) else None
+    def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
+        batch = self._batches[chunk.batch]
+        indices = slice(chunk.indices.start, chunk.indices.stop)
+        cpu = self._limits.cpu_seconds if self._is_deterministic(batch) else None
         message = {
             "function": batch.function,
-            "arguments": {key: pack(values[places]) for key, values in batch.arguments.items()},
-            "each": job.each,
+            "arguments": {key: pack(values[indices]) for key, values in batch.arguments.items()},
+            "one_by_one": chunk.one_by_one,
             "cpu": cpu,
             "megabytes": self._limits.megabytes,
             "show": self._limits.show_output,
         }
         with contextlib.suppress(OSError):  # as in _ready_channels
-            worker.take(job, message)
+            worker.assign(chunk, message)
         if worker.ready:
             self._start_clock(worker)
 
-    def _at_fault(self, batch: _Batch) -> bool:
-        return traits_of(self._functions[batch.function]).text_at_fault
+    def _is_deterministic(self, batch: _Batch) -> bool:
+        return traits_of(self._functions[batch.function]).deterministic
 
-    # The workers' side.
+    # Answers and ends of workers.
 
-    def _start_clock(self, worker: Worker) -> None:
-        worker.since, worker.computed = time.monotonic(), None
-        if worker.job is None:
+    def _start_clock(self, worker: WorkerProcess) -> None:
+        worker.since, worker.last_cpu_seconds = time.monotonic(), None
+        if worker.chunk is None:
             worker.deadline = math.inf
             return
-        batch = self._batches.get(worker.job.batch)
-        limit = self._limits.seconds if batch is None else self._limits.wall_seconds(self._at_fault(batch))
-        pace = None if batch is None else self._pace.get(batch.function)
-        if not worker.job.each and len(worker.job.places) > 1 and pace is not None:
-            least = max(_LEAST_PATIENCE, self._limits.seconds / 10)
-            limit = min(limit, max(least, _PATIENCE * pace * len(worker.job.places)))
+        batch = self._batches.get(worker.chunk.batch)
+        limit = self._limits.seconds if batch is None else self._limits.wall_seconds(self._is_deterministic(batch))
+        pace = None if batch is None else self._seconds_per_sample.get(batch.function)
+        if not worker.chunk.one_by_one and len(worker.chunk.indices) > 1 and pace is not None:
+            least = max(_MIN_CHUNK_SECONDS, self._limits.seconds / 10)
+            limit = min(limit, max(least, _SLOW_FACTOR * pace * len(worker.chunk.indices)))
         worker.deadline = worker.since + limit
 
-    def _hear_workers(self) -> None:
-        for worker in list(self._crew.members):
+    def _read_answers(self) -> None:
+        for worker in list(self._workers.members):
             try:
                 answers = worker.channel.available()
             except (EOFError, OSError):
-                self._lost(worker, self._crew.bury(worker))
+                self._handle_exit(worker, self._workers.reap(worker))
                 continue
             for answer in answers:
                 if "ready" in answer:
-                    worker.ready, self._false_starts = True, 0
+                    worker.ready, self._failed_starts = True, 0
                     self._start_clock(worker)
-                elif worker in self._crew.members and worker.job is not None:
-                    self._answered(worker, worker.job, answer)
+                elif worker in self._workers.members and worker.chunk is not None:
+                    self._handle_answer(worker, worker.chunk, answer)
 
-    def _answered(self, worker: Worker, job: Job, answer: Mapping[str, Any]) -> None:
-        batch = self._batches.get(job.batch)
-        heavy = batch is not None and self._at_fault(batch) and answer["grown"] > self._limits.margin
-        alone = worker.fresh and worker.done == 0 and (job.each or len(job.places) == 1)
-        places = job.places[worker.done : worker.done + 1] if job.each else job.places
+    def _handle_answer(self, worker: WorkerProcess, chunk: Chunk, answer: Mapping[str, Any]) -> None:
+        batch = self._batches.get(chunk.batch)
+        heavy = batch is not None and self._is_deterministic(batch) and answer["peak_growth"] > self._limits.margin
+        isolated = worker.unused and worker.done == 0 and (chunk.one_by_one or len(chunk.indices) == 1)
+        indices = chunk.indices[worker.done : worker.done + 1] if chunk.one_by_one else chunk.indices
         elapsed = time.monotonic() - worker.since
-        worker.fresh, worker.done = False, worker.done + len(places)
+        worker.unused, worker.done = False, worker.done + len(indices)
         if batch is not None:
-            self._settle(batch, Job(job.batch, places, job.each), answer, alone, heavy, elapsed)
+            part = Chunk(chunk.batch, indices, chunk.one_by_one)
+            self._accept_or_retry(batch, part, answer, isolated, heavy, elapsed)
         leaking = answer["leaked"] > 4 * self._limits.margin
-        finished = worker.done == len(job.places)
-        if heavy or leaking or (finished and worker.stale):
-            self._crew.dismiss(worker)
-            self._suspect(job.batch, job.places[worker.done :])
+        finished = worker.done == len(chunk.indices)
+        if heavy or leaking or (finished and worker.outdated):
+            self._workers.kill(worker)
+            self._retry(chunk.batch, chunk.indices[worker.done :])
         elif finished:
-            worker.job = None
+            worker.chunk = None
             self._start_clock(worker)
-            if sum(member.job is None for member in self._crew.members) > self._limits.workers:
-                self._crew.dismiss(worker)
+            if len(self._workers.idle()) > self._limits.workers:
+                self._workers.kill(worker)
         else:
             self._start_clock(worker)
 
-    def _settle(
-        self, batch: _Batch, job: Job, answer: Mapping[str, Any], alone: bool, heavy: bool, elapsed: float
+    def _accept_or_retry(
+        self, batch: _Batch, chunk: Chunk, answer: Mapping[str, Any], isolated: bool, heavy: bool, elapsed: float
     ) -> None:
-        """Take an answer, or have it given again by a fresh worker where earlier samples may have had a part in it."""
+        """Take an answer; retry in an unused worker if earlier samples may have affected it."""
         raised = answer.get("raised")
         if "values" in answer:
-            pace, now = self._pace.get(batch.function), elapsed / len(job.places)
-            self._pace[batch.function] = now if pace is None else 0.7 * pace + 0.3 * now
-            if heavy and not alone:
-                self._suspect(job.batch, job.places)
+            pace, now = self._seconds_per_sample.get(batch.function), elapsed / len(chunk.indices)
+            self._seconds_per_sample[batch.function] = now if pace is None else 0.7 * pace + 0.3 * now
+            if heavy and not isolated:
+                self._retry(chunk.batch, chunk.indices)
                 return
-            batch.values[job.places.start : job.places.stop] = answer["values"]
+            batch.values[chunk.indices.start : chunk.indices.stop] = answer["values"]
             batch.exhausted.update(answer["exhausted"])
             batch.printed += answer["printed"]
-            batch.left -= len(job.places)
-            self._report(job.batch)
+            batch.left -= len(chunk.indices)
+            self._send_if_complete(chunk.batch)
         elif raised is not None and raised["user"]:
-            self._give_up(job.batch, raised["text"])
-        elif not alone and (not job.each or (raised is not None and raised["kind"] == "memory")):
-            if len(job.places) > 1:
-                batch.misshapen = batch.misshapen or answer.get("misshapen", "")
-            self._suspect(job.batch, job.places)
+            self._send_error(chunk.batch, raised["text"])
+        elif not isolated and (not chunk.one_by_one or (raised is not None and raised["kind"] == "memory")):
+            if len(chunk.indices) > 1:
+                batch.invalid = batch.invalid or answer.get("invalid", "")
+            self._retry(chunk.batch, chunk.indices)
         else:
             batch.printed += answer["printed"]
-            kind, detail = ("value", answer["misshapen"]) if raised is None else (raised["kind"], in_words(raised))
-            self._failed(job.batch, job.places.start, kind, detail)
+            kind, detail = ("value", answer["invalid"]) if raised is None else (raised["kind"], exception_text(raised))
+            self._record_failure(chunk.batch, chunk.indices.start, kind, detail)
 
-    def _suspect(self, batch: int, places: range) -> None:
-        if places and batch in self._batches:
-            self._suspects.append(Job(batch, places, each=True))
+    def _retry(self, batch: int, indices: range) -> None:
+        if indices and batch in self._batches:
+            self._retries.append(Chunk(batch, indices, one_by_one=True))
 
-    def _failed(self, number: int, place: int, kind: str, detail: str) -> None:
+    def _record_failure(self, number: int, index: int, kind: str, detail: str) -> None:
         batch = self._batches.get(number)
         if batch is not None:
-            batch.failures.append((place, kind, detail))
+            batch.failures.append((index, kind, detail))
             batch.left -= 1
-            self._report(number)
+            self._send_if_complete(number)
 
-    def _watch_clocks(self) -> None:
+    def _check_deadlines(self) -> None:
         now = time.monotonic()
-        for worker in list(self._crew.members):
+        for worker in list(self._workers.members):
             if now >= worker.deadline and self._is_starved(worker, now):
                 worker.deadline = now + self._limits.seconds
             elif now >= worker.deadline:
                 ready = worker.ready
-                self._crew.dismiss(worker)
-                self._lost(worker, None if ready else 0)
+                self._workers.kill(worker)
+                self._handle_exit(worker, None if ready else 0)
 
-    def _is_starved(self, worker: Worker, now: float) -> bool:
-        """A marked function that computes, however slowly, comes to its own limit; one that stands still is late.
+    def _is_starved(self, worker: WorkerProcess, now: float) -> bool:
+        """Whether a late text check may go on: it still uses CPU, and will reach its CPU limit.
 
-        One that got rid of its limit would compute for ever: nothing is waited for beyond the last seconds.
+        A function may remove its CPU limit, so nothing runs beyond ``limits.last_seconds``.
         """
         if now >= worker.since + self._limits.last_seconds:
             return False
-        batch = None if worker.job is None else self._batches.get(worker.job.batch)
-        if worker.job is None or batch is None or not worker.ready or not self._at_fault(batch):
+        batch = None if worker.chunk is None else self._batches.get(worker.chunk.batch)
+        if worker.chunk is None or batch is None or not worker.ready or not self._is_deterministic(batch):
             return False
-        return (worker.job.each or len(worker.job.places) == 1) and worker.is_computing()
+        return (worker.chunk.one_by_one or len(worker.chunk.indices) == 1) and worker.is_computing()
 
-    def _lost(self, worker: Worker, status: int | None) -> None:
-        """A worker is gone, by itself or, with None, because its time was up: who is to blame, and who is next."""
-        job = worker.job
+    def _handle_exit(self, worker: WorkerProcess, status: int | None) -> None:
+        """A worker has ended, or was killed at its deadline (``status`` is None): record the failure or retry."""
+        chunk = worker.chunk
         if not worker.ready:
-            self._false_starts += 1
-            if self._false_starts >= _FALSE_STARTS:
-                raise EOFError  # the trainer sees this process end, and says so
-            if job is not None:
-                (self._suspects if job.each else self._waiting).appendleft(job)
+            self._failed_starts += 1
+            if self._failed_starts >= _MAX_FAILED_STARTS:
+                raise EOFError  # ends this process; the trainer reports it
+            if chunk is not None:
+                (self._retries if chunk.one_by_one else self._waiting).appendleft(chunk)
             return
-        if job is None or job.batch not in self._batches:
+        if chunk is None or chunk.batch not in self._batches:
             return
         waited = time.monotonic() - worker.since
-        kind, detail = _cause(status, self._limits, self._at_fault(self._batches[job.batch]), waited)
-        alone = worker.fresh and worker.done == 0
-        place, rest = job.places[worker.done : worker.done + 1], job.places[worker.done + 1 :]
-        single = job.each or len(job.places) == 1
-        if single and (alone or kind in ("timeout", "cpu")):
-            self._failed(job.batch, place.start, kind, detail)
-            self._suspect(job.batch, rest)
-        elif job.each:
-            self._suspect(job.batch, place)
-            self._suspect(job.batch, rest)
+        kind, detail = _failure_cause(status, self._limits, self._is_deterministic(self._batches[chunk.batch]), waited)
+        isolated = worker.unused and worker.done == 0
+        index, rest = chunk.indices[worker.done : worker.done + 1], chunk.indices[worker.done + 1 :]
+        single = chunk.one_by_one or len(chunk.indices) == 1
+        if single and (isolated or kind in ("timeout", "cpu")):
+            self._record_failure(chunk.batch, index.start, kind, detail)
+            self._retry(chunk.batch, rest)
+        elif chunk.one_by_one:
+            self._retry(chunk.batch, index)
+            self._retry(chunk.batch, rest)
         else:
-            self._suspect(job.batch, job.places)
+            self._retry(chunk.batch, chunk.indices)
 
 
-def _cause(status: int | None, limits: Limits, text_at_fault: bool, waited: float) -> tuple[str, str]:
+def _failure_cause(status: int | None, limits: Limits, deterministic: bool, waited: float) -> tuple[str, str]:
     if status is None:
-        last = text_at_fault and waited >= limits.last_seconds
-        limit = limits.last_seconds if last else limits.wall_seconds(text_at_fault)
+        last = deterministic and waited >= limits.last_seconds
+        limit = limits.last_seconds if last else limits.wall_seconds(deterministic)
         return "timeout", f"no answer after {limit:g} s (setting check_seconds)"
     if status == -signal.SIGPROF:
         return "cpu", f"more than {limits.cpu_seconds:g} s of computing time (half of the setting check_seconds)"
@@ -358,8 +360,8 @@ def _cause(status: int | None, limits: Limits, text_at_fault: bool, waited: floa
     return "died", f"the worker ended with status {status}"
 
 
-def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, after what it wants done before its first call."""
+def prepare_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the function's ``prepare``, if it has one, and return the function."""
     prepare = traits_of(function).prepare
     if prepare is not None:
         prepare()
@@ -367,13 +369,13 @@ def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def serve(end: socket.socket, functions: Mapping[str, Callable[..., Any] | None], limits: Limits) -> None:
-    """Be the foreman, in a process of one's own: functions are given, or imported where there is only the name."""
-    be_silent()
-    faulthandler.disable()  # it may have a way of its own to standard error
-    default_signals()
-    use_one_arena()
+    """Run a supervisor in this process; a function that is None is imported by its name."""
+    close_standard_streams()
+    faulthandler.disable()  # it may write to standard error by a descriptor of its own
+    reset_signals()
+    use_one_malloc_arena()
     adopt_orphans()
-    # Workers are forked with or without threads of a library around, and must not depend on the user's filter.
+    # Forking with threads warns in newer Pythons; workers must not depend on the user's warning filter.
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
     torch = sys.modules.get("torch")
@@ -381,19 +383,19 @@ def serve(end: socket.socket, functions: Mapping[str, Callable[..., Any] | None]
         torch.set_num_threads(1)  # threads do not survive a fork
     trainer = Channel(end)
     try:
-        found = {name: prepared(function or resolve(name)) for name, function in functions.items()}
+        found = {name: prepare_function(function or resolve(name)) for name, function in functions.items()}
     except BaseException as error:
-        trainer.send({"failed": told(error)})
+        trainer.send({"failed": describe_exception(error)})
         return
     trainer.send({"ready": True})
-    gc.freeze()  # collecting would write to, and so copy, what is shared with the trainer
-    Foreman(trainer, found, limits).run()
+    gc.freeze()  # a collection would write to, and so copy, pages shared with the workers
+    Supervisor(trainer, found, limits).run()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """In a new interpreter: the number of a socket, the functions' names and the limits."""
+    """Entry point of a new interpreter; arguments: a socket's descriptor, the functions' names and the limits."""
     names, limits = json.loads(arguments[1])
     try:
         serve(socket.socket(fileno=int(arguments[0])), dict.fromkeys(names), Limits(**limits))
     finally:
-        os._exit(0)  # what a module wants done at exit is the trainer's affair
+        os._exit(0)  # exit handlers of imported modules run in the trainer only

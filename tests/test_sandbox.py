@@ -32,9 +32,9 @@ from cdpg.evaluation.measures import Measured
 from cdpg.sandbox.functions import reference_of
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.pool import CannotStart, Pool
-from cdpg.sandbox.processes import Worker
 from cdpg.sandbox.protocol import as_plain, is_plain, pack, unpack
 from cdpg.sandbox.reader import Reader
+from cdpg.sandbox.worker_processes import WorkerProcess
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.tasks.code import constraint as python_code
@@ -150,13 +150,13 @@ def let_compute(pid: int, seconds: float) -> None:
 
 def test_a_marked_function_that_gets_little_of_a_core_comes_to_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock has run out several times when it has computed for as long as it may."""
-    monkeypatch.setattr(Limits, "wall_seconds", lambda limits, text_at_fault: 0.2)  # the workers are forked from here
+    monkeypatch.setattr(Limits, "wall_seconds", lambda limits, deterministic: 0.2)  # the workers are forked from here
     before = set(family(os.getpid()))
     with pool(naughty.of_the_text, limits=Limits(1, 0.6, 128), fork=True) as made:
         made.wait_until_ready()
         number = made.submit(naughty.of_the_text, ["spin"])
         started = time.monotonic()
-        while not (workers := [pid for pid in family(os.getpid()) if pid not in before and not is_foreman(pid)]):
+        while not (workers := [pid for pid in family(os.getpid()) if pid not in before and not is_supervisor(pid)]):
             assert time.monotonic() < started + 60
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # when its computing time is spent
             while True:
@@ -170,7 +170,9 @@ def test_a_marked_function_that_gets_little_of_a_core_comes_to_its_own_limit(mon
 def test_a_marked_function_that_computes_without_end_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Worker, "is_computing", lambda worker: True)  # whatever the load; workers are forked from here
+    monkeypatch.setattr(
+        WorkerProcess, "is_computing", lambda worker: True
+    )  # whatever the load; workers are forked from here
     limits = Limits(1, 0.1, 128)
     found = outcome(naughty.of_the_text, ["good", "endless", "good"], limits=limits, fork=True)
     assert found.values == [4, None, 4]
@@ -294,7 +296,7 @@ def test_a_forked_pool_takes_any_function() -> None:
 
 
 def test_what_a_module_started_at_its_import_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children of dead workers go; one that the foreman has from importing the function is none of them."""
+    """Children of dead workers go; one that the supervisor has from importing the function is none of them."""
     (tmp_path / "with_helper.py").write_text(
         "import os, subprocess\nHELPER = subprocess.Popen(['sleep', '600']).pid\n"
         "def helpers(texts):\n    if 'die' in texts:\n        os._exit(1)\n    return [HELPER] * len(texts)\n"
@@ -352,7 +354,7 @@ def test_workers_end_with_the_trainer(number: int, fork: bool, tmp_path: Path) -
         assert time.monotonic() < end
         time.sleep(0.02)
     processes = family(process.pid)
-    assert len(processes) >= 4  # the foreman, a worker, its children
+    assert len(processes) >= 4  # the supervisor, a worker, its children
     process.send_signal(number)
     process.wait(20)
     process.stdout.close()
@@ -360,59 +362,59 @@ def test_workers_end_with_the_trainer(number: int, fork: bool, tmp_path: Path) -
 
 
 @pytest.mark.timeout(30)
-def test_a_foreman_that_is_killed_is_replaced() -> None:
+def test_a_supervisor_that_is_killed_is_replaced() -> None:
     before = set(family(os.getpid()))
     with pool(naughty.lengths) as made:
         made.wait_until_ready()
         number = made.submit(naughty.lengths, ["good", "hang"])
-        (foreman,) = [pid for pid in family(os.getpid()) if pid not in before and is_foreman(pid)]
-        os.kill(foreman, signal.SIGKILL)
+        (supervisor,) = [pid for pid in family(os.getpid()) if pid not in before and is_supervisor(pid)]
+        os.kill(supervisor, signal.SIGKILL)
         found = made.collect(number)
     assert found.values[0] == 4
     assert found.failures[1].kind == "timeout"
 
 
-def test_workers_end_with_a_foreman_that_is_killed_during_their_calls(tmp_path: Path) -> None:
+def test_workers_end_with_a_supervisor_that_is_killed_during_their_calls(tmp_path: Path) -> None:
     """They hear nothing of it while they are busy: the system has to tell them."""
     before, busy = set(family(os.getpid())), tmp_path / "busy"
     busy.touch()
     with pool(naughty.lengths, limits=Limits(2, 600.0, 128)) as made:
-        foreman = foreman_of(made, before)
+        supervisor = supervisor_of(made, before)
         made.submit(naughty.lengths, [f"hold {busy}"] * 2)
         end = time.monotonic() + 60
         while busy.read_text().count("\n") < 2:
             assert time.monotonic() < end
             time.sleep(0.01)
         workers = [int(line) for line in busy.read_text().split()]
-        assert sorted(workers) == sorted(family(foreman))
-        os.kill(foreman, signal.SIGKILL)
+        assert sorted(workers) == sorted(family(supervisor))
+        os.kill(supervisor, signal.SIGKILL)
         ended = gone(workers, seconds=20)
         for worker in filter(is_alive, workers):
             os.kill(worker, signal.SIGKILL)  # nobody else would
         assert ended
 
 
-def foreman_of(made: Pool, before: set[int]) -> int:
+def supervisor_of(made: Pool, before: set[int]) -> int:
     """The process between this one and the workers of a pool that was made since ``before``."""
     made.wait_until_ready()
-    (foreman,) = [pid for pid in family(os.getpid()) if pid not in before and is_foreman(pid)]
-    return foreman
+    (supervisor,) = [pid for pid in family(os.getpid()) if pid not in before and is_supervisor(pid)]
+    return supervisor
 
 
-def test_a_foreman_that_is_killed_now_and_then_is_replaced_every_time() -> None:
+def test_a_supervisor_that_is_killed_now_and_then_is_replaced_every_time() -> None:
     before = set(family(os.getpid()))
     with pool(naughty.lengths) as made:
         for _ in range(5):
-            os.kill(foreman_of(made, before), signal.SIGKILL)
+            os.kill(supervisor_of(made, before), signal.SIGKILL)
             assert made.collect(made.submit(naughty.lengths, ["good"])).values == [4]
 
 
-def test_a_function_that_comes_later_survives_the_foreman() -> None:
+def test_a_function_that_comes_later_survives_the_supervisor() -> None:
     before = set(family(os.getpid()))
     with pool(naughty.lengths) as made:
-        foreman = foreman_of(made, before)
-        os.kill(foreman, signal.SIGKILL)
-        assert gone([foreman])
+        supervisor = supervisor_of(made, before)
+        os.kill(supervisor, signal.SIGKILL)
+        assert gone([supervisor])
         assert made.collect(made.submit(python_code.ast_nodes_of, ["x = 1\n"])).values == [5]
 
 
@@ -454,7 +456,7 @@ def test_a_function_that_cannot_be_had_leaves_the_pool_as_it_was(
     del sys.modules["only_here"]
 
 
-def is_foreman(pid: int) -> bool:
+def is_supervisor(pid: int) -> bool:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
 
 

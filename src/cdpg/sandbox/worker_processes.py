@@ -1,4 +1,4 @@
-"""The processes under a foreman: made by forking it, killed with all that they started."""
+"""The supervisor's worker processes: forked from it, killed together with every process they started."""
 
 from __future__ import annotations
 
@@ -15,70 +15,73 @@ from cdpg.sandbox.protocol import Channel
 from cdpg.sandbox.worker import work
 
 _READY_WITHIN = 60.0
-"""Seconds for a new process to report; it has nothing to import."""
-
-
-_SOME_COMPUTING = 0.02
+"""Seconds for a new process to report that it is ready; it has nothing to import."""
+_CPU_PROGRESS = 0.02
+"""Seconds of CPU time that count as progress."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """Some samples of a batch for one worker: in one call, or one by one in a fresh worker."""
+class Chunk:
+    """Samples of a batch for one worker: judged in one call, or one by one in an unused worker."""
 
     batch: int
-    places: range
-    each: bool = False
+    indices: range
+    one_by_one: bool = False
 
 
 @dataclass(eq=False)
-class Worker:
-    """A process and what it is at."""
+class WorkerProcess:
+    """A worker process, its state and its deadline."""
 
     pid: int
     channel: Channel
     ready: bool = False
-    fresh: bool = True
-    stale: bool = False
-    job: Job | None = None
+    unused: bool = True
+    outdated: bool = False
+    chunk: Chunk | None = None
     done: int = 0
-    """Samples of the job that are answered."""
+    """Samples of the chunk that are answered."""
     since: float = field(default_factory=time.monotonic)
-    """When the work on the present sample, or chunk, started."""
+    """When the work on the current sample, or chunk, started."""
     deadline: float = field(default_factory=lambda: time.monotonic() + _READY_WITHIN)
 
-    computed: float | None = None
-    """Its computing time when it was last found to be late."""
+    last_cpu_seconds: float | None = None
+    """Its CPU time at the last call of ``is_computing``."""
 
     def is_computing(self) -> bool:
-        """Whether it had any computing time to speak of since this was last asked; at first, that it may have had."""
+        """Whether it has used CPU time since the last call; True at the first call."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
             now = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return False
-        before, self.computed = self.computed, now
-        return before is None or now - before > _SOME_COMPUTING
+        before, self.last_cpu_seconds = self.last_cpu_seconds, now
+        return before is None or now - before > _CPU_PROGRESS
 
-    def take(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Send work; OSError if the worker is gone."""
-        self.job, self.done = job, 0
+    def assign(self, chunk: Chunk, message: Mapping[str, Any]) -> None:
+        """Send a chunk; OSError if the worker has ended."""
+        self.chunk, self.done = chunk, 0
         self.channel.put(message)
 
 
-class Crew:
-    """All workers; the foreman's other children are left alone."""
+class WorkerProcesses:
+    """All workers of a supervisor; its other children are left alone."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], inherited: Iterable[int]) -> None:
-        self.members: list[Worker] = []
+        self.members: list[WorkerProcess] = []
         self._functions = functions
         self._inherited = list(inherited)
-        self._others = set(_children())
+        self._other_children = set(_children())
 
-    def hire(self) -> Worker:
-        """A new process, in a session of its own."""
+    def idle(self) -> list[WorkerProcess]:
+        """The workers without a chunk, oldest first."""
+        return [worker for worker in self.members if worker.chunk is None]
+
+    def spawn(self) -> WorkerProcess:
+        """Fork a worker, in a session of its own."""
         mine, theirs = socket.socketpair()
-        foreman = os.getpid()
+        supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -87,16 +90,16 @@ class Crew:
                 mine.close()
                 for descriptor in (*self._inherited, *(other.channel.fileno() for other in self.members)):
                     os.close(descriptor)
-                work(Channel(theirs), self._functions, foreman)
+                work(Channel(theirs), self._functions, supervisor)
                 status = 0
             finally:
                 os._exit(status)
         theirs.close()
-        worker = Worker(pid, Channel(mine))
+        worker = WorkerProcess(pid, Channel(mine))
         self.members.append(worker)
         return worker
 
-    def dismiss(self, worker: Worker) -> int:
+    def kill(self, worker: WorkerProcess) -> int:
         """Kill a worker and its children; its exit status as :mod:`subprocess` has it, negative for a signal."""
         self.members.remove(worker)
         worker.channel.close()
@@ -106,22 +109,22 @@ class Crew:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
-        self._kill_strays()
+        self._kill_orphans()
         return os.waitstatus_to_exitcode(status)
 
-    def bury(self, worker: Worker) -> int:
-        """The exit status of a worker that hung up; it is given a moment to be dead, then killed."""
+    def reap(self, worker: WorkerProcess) -> int:
+        """The exit status of a worker that closed its connection; if it does not end by itself, it is killed."""
         for _ in range(100):
             if os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 break
             time.sleep(0.001)
-        return self.dismiss(worker)
+        return self.kill(worker)
 
-    def _kill_strays(self) -> None:
-        """Children of a dead worker that left its group; the system made them the foreman's own."""
-        known = self._others | {worker.pid for worker in self.members}
-        while strays := set(_children()) - known:
-            for pid in strays:
+    def _kill_orphans(self) -> None:
+        """Kill children of a dead worker that left its process group; the system made them the supervisor's."""
+        known = self._other_children | {worker.pid for worker in self.members}
+        while orphans := set(_children()) - known:
+            for pid in orphans:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
