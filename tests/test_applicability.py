@@ -20,7 +20,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.methods import make_objective
 from cdpg.models.base import LanguageModel
-from cdpg.preflight.advice import Look, advise
+from cdpg.preflight.advice import ProbeStatistics, advise
 from cdpg.sandbox.limits import Limits
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.failures import FailureLog
@@ -211,7 +211,7 @@ def test_a_run_to_which_nothing_applies_ends_after_its_first_epoch(tmp_path: Pat
 
 
 def test_the_dry_look_says_that_nothing_applies() -> None:
-    look = Look("cdpg", 32, 32, z=[], hits=[], failed=0.0, failed_allowed=0.05, ended=1.0,
+    stats = ProbeStatistics("cdpg", 32, 32, z=[], hits=[], failed=0.0, failed_allowed=0.05, ended=1.0,
                 seconds_sampling=1.0, seconds_constraint=0.1, workers=1)  # fmt: skip
-    (advice,) = advise(look)
+    (advice,) = advise(stats)
     assert advice.level == "stop" and re.match("No constraint applies to any of the samples", advice.text)

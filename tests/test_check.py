@@ -1,4 +1,4 @@
-"""A dry look before a run: the reasoning on figures, and the command."""
+"""The preflight check: advice from figures, and the command."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cdpg.errors import UserError
 from cdpg.evaluation.measures import TextMeasure
 from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
-from cdpg.preflight.advice import Advice, Look, advise, deviation, enough_samples, expected_kappa, kappa
-from cdpg.preflight.probe import take
+from cdpg.preflight.advice import Advice, ProbeStatistics, advise, deviation, enough_samples, expected_kappa, kappa
+from cdpg.preflight.probe import probe
 from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
 
 
-def look(hits: list[float], **changes: Any) -> Look:
+def stats(hits: list[float], **changes: Any) -> ProbeStatistics:
     values: dict[str, Any] = {
         "method": "cdpg", "contexts_per_epoch": 32, "samples": 32, "z": hits, "hits": hits, "failed": 0.0,
         "failed_allowed": 0.05, "ended": 1.0, "seconds_sampling": 0.01, "seconds_constraint": 0.001, "workers": 2,
     }  # fmt: skip
-    return Look(**(values | changes))
+    return ProbeStatistics(**(values | changes))
 
 
 def only(found: list[Advice]) -> Advice:
@@ -69,7 +69,7 @@ def test_noise_is_no_deviation_between_contexts() -> None:
 
 
 def test_enough_is_said_with_the_figures() -> None:
-    found = only(advise(look([0.3] * 16)))
+    found = only(advise(stats([0.3] * 16)))
     assert found.level == "fine"
     assert "N = 32 and M = 32 suffice" in found.text
     assert "about 32 have a satisfying sample" in found.text
@@ -77,7 +77,7 @@ def test_enough_is_said_with_the_figures() -> None:
 
 
 def test_too_few_covered_contexts_call_for_more_samples_or_other_contexts() -> None:
-    seen = look([0.0] * 12 + [1 / 32] * 4)
+    seen = stats([0.0] * 12 + [1 / 32] * 4)
     assert seen.coverage == 0.25
     more = enough_samples(seen)
     assert more is not None
@@ -91,7 +91,7 @@ def test_too_few_covered_contexts_call_for_more_samples_or_other_contexts() -> N
 
 
 def test_contexts_that_never_satisfy_are_not_covered_by_more_samples() -> None:
-    seen = look([0.0] * 12 + [1.0] * 4)
+    seen = stats([0.0] * 12 + [1.0] * 4)
     assert enough_samples(seen) is None
     found = advise(seen)[0]
     assert found.level == "stop"
@@ -99,57 +99,57 @@ def test_contexts_that_never_satisfy_are_not_covered_by_more_samples() -> None:
 
 
 def test_nothing_satisfies() -> None:
-    found = only(advise(look([0.0] * 16)))
+    found = only(advise(stats([0.0] * 16)))
     assert found.level == "stop"
     assert "None of 512 samples satisfies, so Z is probably below 0.0059" in found.text
 
 
 def test_nothing_is_left_to_gain() -> None:
-    found = only(advise(look([1.0] * 15 + [0.9])))
+    found = only(advise(stats([1.0] * 15 + [0.9])))
     assert found.level == "careful"
     assert "99%" in found.text
     assert "little to gain" in found.text
 
 
 def test_too_few_contexts_a_step() -> None:
-    found = advise(look([1 / 32] * 16, contexts_per_epoch=8))
+    found = advise(stats([1 / 32] * 16, contexts_per_epoch=8))
     assert [advice.level for advice in found] == ["careful", "careful"]
     assert "contexts_per_epoch to about 13" in found[1].text
-    assert only(advise(look([0.5] * 16, contexts_per_epoch=2))).level == "fine"  # few, but all that were asked for
+    assert only(advise(stats([0.5] * 16, contexts_per_epoch=2))).level == "fine"  # few, but all that were asked for
 
 
 def test_weights_that_rest_on_few_samples_are_told() -> None:
-    found = only(advise(look([0.75] * 16, samples=4)))
+    found = only(advise(stats([0.75] * 16, samples=4)))
     assert found.level == "careful"
     assert "Raise num_generations to 8" in found.text
-    assert only(advise(look([0.75] * 16, samples=8))).level == "fine"
+    assert only(advise(stats([0.75] * 16, samples=8))).level == "fine"
 
 
 @pytest.mark.parametrize("method", ["dpg", "reinforce", "ziegler"])
 def test_advice_on_the_weights_of_cdpg_is_for_cdpg(method: str) -> None:
-    assert only(advise(look([0.75] * 16, samples=4, method=method))).level == "fine"
-    found = advise(look([0.0] * 12 + [1 / 32] * 4, method=method))[0]
+    assert only(advise(stats([0.75] * 16, samples=4, method=method))).level == "fine"
+    found = advise(stats([0.0] * 12 + [1 / 32] * 4, method=method))[0]
     assert "a context seldom teaches anything. Raise num_generations" in found.text
     assert "cdpg" not in found.text
 
 
 def test_a_slow_constraint() -> None:
-    found = advise(look([0.3] * 16, seconds_constraint=0.04))
+    found = advise(stats([0.3] * 16, seconds_constraint=0.04))
     assert [advice.level for advice in found] == ["careful", "fine"]
     assert "40 ms a sample, sampling 10 ms" in found[0].text
     assert "check_workers (now 2)" in found[0].text
-    assert "let workers do it" in advise(look([0.3] * 16, seconds_constraint=0.04, workers=0))[0].text
+    assert "let workers do it" in advise(stats([0.3] * 16, seconds_constraint=0.04, workers=0))[0].text
 
 
 def test_failed_checks_and_cut_samples() -> None:
-    assert "the run would end" in advise(look([0.3] * 16, failed=0.06))[0].text
-    assert advise(look([0.3] * 16, failed=0.04))[0].level == "careful"
-    assert "60% of the samples were cut" in advise(look([0.3] * 16, ended=0.4))[0].text
-    assert only(advise(look([], failed=1.0))).level == "stop"
+    assert "the run would end" in advise(stats([0.3] * 16, failed=0.06))[0].text
+    assert advise(stats([0.3] * 16, failed=0.04))[0].level == "careful"
+    assert "60% of the samples were cut" in advise(stats([0.3] * 16, ended=0.4))[0].text
+    assert only(advise(stats([], failed=1.0))).level == "stop"
 
 
 def test_soft_scores_cover_by_any_score_above_0() -> None:
-    seen = look([1.0] * 16, z=[0.01] * 16)
+    seen = stats([1.0] * 16, z=[0.01] * 16)
     assert seen.satisfaction == pytest.approx(0.01)
     assert only(advise(seen)).level == "fine"
 
@@ -246,9 +246,9 @@ def needy(prompts: Any, completions: Any, source: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("lacking", ["tuning", "held_out"])
-def test_a_column_that_is_missing_is_told_before_a_model_is_loaded(lacking: str) -> None:
+def test_a_missing_column_is_reported_before_a_model_is_loaded(lacking: str) -> None:
     whole, bare = [Context("x", {"source": "y"}, 1)], [Context("x", {}, 1)]
     contexts = {"tuning": whole, "held_out": whole, lacking: bare}
     job = Job(model="nosuch", constraint=("test_check:needy",), settings=CDPGConfig(check_workers=0, device="cpu"))
     with pytest.raises(UserError, match="test_check:needy takes 'source'"):
-        take(job, Inputs(**contexts, constraints=[needy], measure=TextMeasure(), stop=None), 1, lambda text: None)
+        probe(job, Inputs(**contexts, constraints=[needy], measure=TextMeasure(), stop=None), 1, lambda text: None)

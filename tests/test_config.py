@@ -213,8 +213,8 @@ def test_answers_name_what_there_is() -> None:
         ("temperature", "samples are drawn at temperature 1"), ("weight_decay", "Adam without weight decay"),
         ("eval_strategy", "use evaluate_every"), ("vllm_gpu_memory_utilization", "the tuned model samples"),
         ("model", "pass the model to CDPGTrainer"), ("evaluate_evry", "did you mean 'evaluate_every'?"),
-        ("colour", "cdpg settings lists those that there are"),
-        ("checkpointing", "cdpg settings lists those that there are"),
+        ("colour", "cdpg settings lists all settings"),
+        ("checkpointing", "cdpg settings lists all settings"),
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_answered_in_one_sentence(name: str, told: str) -> None:

@@ -21,14 +21,14 @@ Method = Literal["cdpg", "dpg", "reinforce", "ziegler"]
 T = TypeVar("T")
 
 _LEAST_EPSILON = 1e-38
-"""Without a guard Adam divides 0 by 0 for a parameter that had no gradient yet."""
+"""Without ε, Adam divides 0 by 0 for a parameter that had no gradient yet."""
 
 _SEEDS = 2**64
-"""How many there are: torch takes no larger one."""
+"""Seeds must be smaller: torch accepts no larger one."""
 
 
 def _answers_unknown_names(cls: type[T]) -> type[T]:
-    """Have a name that is no setting answered in Python as it is in YAML, together with all else that is wrong."""
+    """Report unknown names in Python as in YAML: with a suggestion, and together with all other problems."""
     plain = cls.__init__
 
     @functools.wraps(plain)  # the signature stays that of the dataclass
@@ -168,7 +168,7 @@ class CDPGConfig:
     """Tokens scored or differentiated at once: memory grows with this, hardly with N·M."""
 
     def __post_init__(self) -> None:
-        """Every value as the type of its setting, or one error about all that cannot be meant."""
+        """Convert every value to the type of its setting, or raise one error for all invalid values."""
         problems = []
         for key in FIELDS:
             try:
@@ -186,7 +186,7 @@ class CDPGConfig:
 
     @classmethod
     def of(cls, given: CDPGConfig | Mapping[str, Any] | None) -> CDPGConfig:
-        """Settings as the trainer is given them: as they are, by name in a dictionary, or the defaults."""
+        """The trainer's ``args``: settings, a dictionary of them, or None for the defaults."""
         if isinstance(given, Mapping):
             return cls.from_mapping({str(key): value for key, value in given.items()})
         if not isinstance(given, cls | None):
@@ -210,18 +210,18 @@ class CDPGConfig:
 
     @property
     def warmup(self) -> int:
-        """Epochs of warm-up, the default filled in."""
+        """Epochs of warm-up, with the default applied."""
         return min(100, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 1: a rise, a plateau, a fall."""
+        """The learning rate of an epoch, counted from 1: linear rise, constant, linear fall."""
         rise = epoch / max(1, self.warmup)
         fall = (self.epochs + 1 - epoch) / (min(self.decay_epochs, self.epochs) + 1)
         return self.learning_rate * min(1.0, rise, fall)
 
     @property
     def evaluation_interval(self) -> int:
-        """Epochs between evaluations, the default filled in; 0 for none."""
+        """Epochs between evaluations, with the default applied; 0 for none."""
         return max(1, self.epochs // 10) if self.evaluate_every is None else self.evaluate_every
 
     @property
@@ -230,7 +230,7 @@ class CDPGConfig:
         return self.evaluation_interval > 0 or self.evaluate_at_end
 
     def evaluates_after(self, epoch: int) -> bool:
-        """Whether there is an evaluation along the run after an epoch; before the first one, which is 1, that is 0."""
+        """Whether the run evaluates after an epoch; epoch 0 stands for the base, before the first epoch."""
         interval = self.evaluation_interval
         return interval > 0 and (epoch % interval == 0 or epoch == self.epochs)
 
@@ -240,7 +240,7 @@ FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
 
 
 def no_text(key: str, value: Any, expected: str = "text") -> str:
-    """One sentence on the value of a text setting that YAML read as something else."""
+    """A sentence on the value of a text setting that YAML read as another type."""
     return f'{key} takes {expected}, not {value!r}: in YAML, put it in quotes, {key}: "..."'
 
 
@@ -262,7 +262,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_overrides(pairs: Iterable[str], texts: Collection[str] = ()) -> dict[str, Any]:
     """``--set key=value`` pairs, each value read as YAML reads it.
 
-    What is a text by its type, or one of ``texts``, is taken as it stands: YAML would see more in some of them.
+    Text settings, and those in ``texts``, are taken literally, since YAML reads some texts as other types.
     """
     settings: dict[str, Any] = {}
     for pair in pairs:
@@ -284,7 +284,7 @@ def _coerce(key: str, value: Any) -> Any:
     for option in options:
         try:
             return _as(option, value)
-        except (TypeError, ValueError, OverflowError):  # the last of infinity as a whole number
+        except (TypeError, ValueError, OverflowError):  # OverflowError: infinity as an integer
             continue
     raise UserError(no_text(key, value) if expected is str else f"{key} takes {_describe(expected)}, not {value!r}")
 
@@ -311,7 +311,7 @@ def _as(kind: Any, value: Any) -> Any:
         if not isinstance(value, bool) and kind is float:
             return number
         if not isinstance(value, bool) and number == int(number):
-            # A large number loses digits as a float; text such as "1e3" is no whole number to int().
+            # A large number loses digits as a float; int() does not read text such as "1e3".
             return int(number) if isinstance(value, str) and not value.strip().lstrip("+-").isdigit() else int(value)
     elif isinstance(value, kind):
         return value
@@ -331,7 +331,7 @@ def _describe(kind: Any) -> str:
 
 
 def _out_of_range(config: CDPGConfig) -> Iterable[str]:
-    """One sentence for each setting whose value is of the right type and cannot be meant."""
+    """A sentence for each setting whose value has the right type but is out of range."""
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
@@ -350,7 +350,10 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         if not 0 <= value < math.inf:
             yield f"{key} must be a finite number of at least 0, not {value}"
     if config.adam_epsilon < _LEAST_EPSILON:
-        yield f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 tells from 0, not {config.adam_epsilon}"
+        yield (
+            f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 distinguishes from 0, not "
+            f"{config.adam_epsilon}"
+        )
     for key in ("ziegler_target_kl", "ziegler_clip", "check_seconds"):
         if not 0 < getattr(config, key) < math.inf:
             yield f"{key} must be above 0 and finite, not {getattr(config, key)}"

@@ -1,8 +1,8 @@
-"""What can go wrong, by whose fault it is and by the exit status it leaves."""
+"""Exceptions of the package, each with the exit status of the command line."""
 
 
 class CDPGError(Exception):
-    """Base of every error raised on purpose; its message is one that a user can act on."""
+    """Base of all exceptions of the package; the message tells the user what to do."""
 
     exit_status = 1
 
@@ -14,11 +14,11 @@ class UserError(CDPGError):
 
 
 class RunError(CDPGError):
-    """The run cannot go on, though its input was well-formed."""
+    """The run cannot continue, although its input was valid."""
 
 
 class Interrupted(CDPGError):
-    """A signal ended what was under way; the message says what is saved and how to go on."""
+    """A signal stopped the run; the message says what is saved and how to continue."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -26,5 +26,5 @@ class Interrupted(CDPGError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's exception says, without what it adds below; its type where it says nothing."""
+    """The first line of another library's exception, or its type if it has no text."""
     return str(error).strip().split("\n")[0] or type(error).__name__

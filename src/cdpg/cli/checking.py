@@ -1,4 +1,4 @@
-"""The command ``check``: a dry look before a run."""
+"""The command ``check``: samples of the base, and advice, before a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cdpg.cli.options import app, makes_job
 from cdpg.cli.output import note, plan, quiet_transformers, shown_text
 from cdpg.jobs.job import Job
 from cdpg.messages.text import duration, plain_text
-from cdpg.preflight.advice import ENOUGH, Look, advise
+from cdpg.preflight.advice import ENOUGH, ProbeStatistics, advise
 from cdpg.system import memory
 
-if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
-    from cdpg.preflight.probe import DryLook, Example
+if TYPE_CHECKING:  # torch is loaded after everything else has been checked
+    from cdpg.preflight.probe import Example, ProbeResult
 
 _MARKS = {"stop": "✗", "careful": "!", "fine": "✓"}
 
@@ -45,11 +45,11 @@ def check(
     console = Console(stderr=True)
     inputs = job.load(lambda text: note(console, text))
     # Only now: the mistakes above are reported without waiting for torch.
-    from cdpg.preflight.probe import take
+    from cdpg.preflight.probe import probe
 
     quiet_transformers()
     note(console, plan(job, inputs))
-    found = take(job, inputs, number, lambda text: note(console, text))
+    found = probe(job, inputs, number, lambda text: note(console, text))
     output = Console()
     output.print(_figures(found))
     _show_examples(output, "satisfying samples", found.satisfying)
@@ -57,52 +57,53 @@ def check(
     if found.failure is not None:
         output.print(Text(plain_text(f"a failed check: {found.failure}", limit=2000), style="dim"), soft_wrap=True)
     output.print(Text("\nwhat to do", style="bold"))
-    for advice in advise(found.look):
+    for advice in advise(found.stats):
         output.print(Text(f"{_MARKS[advice.level]} {advice.text}"), soft_wrap=True)
 
 
-def _figures(found: DryLook) -> Table:
-    look = found.look
-    title = f"the base on {found.contexts} contexts, {look.samples} samples each"
+def _figures(found: ProbeResult) -> Table:
+    stats = found.stats
+    title = f"the base on {found.contexts} contexts, {stats.samples} samples each"
     table = Table(title=title, title_justify="left")
     table.add_column("measured")
     table.add_column("value", justify="right")
-    unjudged = found.contexts - len(look.z)
+    unjudged = found.contexts - len(stats.z)
     if unjudged:
         table.add_row("contexts without a verdict on any sample", str(unjudged))
-    for name, value in (*_partition_rows(look), *_time_rows(found)):
+    for name, value in (*_partition_rows(stats), *_time_rows(found)):
         table.add_row(name, value)
     return table
 
 
-def _partition_rows(look: Look) -> list[tuple[str, str]]:
-    if not look.z:
+def _partition_rows(stats: ProbeStatistics) -> list[tuple[str, str]]:
+    if not stats.z:
         return [("satisfaction", "–")]
+    expected = stats.expected_coverage(stats.samples)
     return [
-        ("satisfaction", f"{look.satisfaction:.3f}"),
-        ("Ẑ of a context, least to most", f"{min(look.z):.3f} … {max(look.z):.3f}"),
-        ("deviation of Z between contexts, noise subtracted", f"{look.spread:.3f}"),
-        ("coverage: contexts with a satisfying sample", f"{look.coverage:.2f}"),
-        (f"expected coverage at M = {look.samples} ({ENOUGH} suffices)", f"{look.expected_coverage(look.samples):.2f}"),
+        ("satisfaction", f"{stats.satisfaction:.3f}"),
+        ("Ẑ of a context, least to most", f"{min(stats.z):.3f} … {max(stats.z):.3f}"),
+        ("deviation of Z between contexts, noise subtracted", f"{stats.spread:.3f}"),
+        ("coverage: contexts with a satisfying sample", f"{stats.coverage:.2f}"),
+        (f"expected coverage at M = {stats.samples} ({ENOUGH} suffices)", f"{expected:.2f}"),
     ]
 
 
-def _time_rows(found: DryLook) -> list[tuple[str, str]]:
-    look, pace = found.look, found.pace
+def _time_rows(found: ProbeResult) -> list[tuple[str, str]]:
+    stats, pace = found.stats, found.pace
     failed = ", ".join(f"{count} {kind}" for kind, count in found.failures.most_common())
     low, high = (duration(seconds) for seconds in found.seconds)
-    workers = f"{look.workers} worker{'s' if look.workers != 1 else ''}" if look.workers else "in this process"
+    workers = f"{stats.workers} worker{'s' if stats.workers != 1 else ''}" if stats.workers else "in this process"
     return [
         ("length, tokens", f"{found.tokens:.1f}"),
-        ("ended before the length limit", f"{look.ended:.0%}"),
-        ("checks that failed", f"{look.failed:.1%}" + (f" ({failed})" if failed else "")),
+        ("ended before the length limit", f"{stats.ended:.0%}"),
+        ("checks that failed", f"{stats.failed:.1%}" + (f" ({failed})" if failed else "")),
         *([("samples to which no constraint applies", f"{found.inapplicable:,}")] if found.inapplicable else []),
         ("sampling, a sample", _time(pace.sampling)),
         (f"constraint, a sample ({workers})", _time(pace.constraint)),
         ("scoring, a sample", _time(pace.scoring)),
         ("gradient, a sample", _time(pace.gradient)),
         ("the whole run, about", low if low == high else f"{low} to {high}"),
-        ("of that, evaluations", f"{duration(found.seconds_evaluating)}, {look.evaluations:.0%}"),
+        ("of that, evaluations", f"{duration(found.seconds_evaluating)}, {stats.evaluations:.0%}"),
         ("memory of a run, about", memory.told(found.memory)),
     ]
 

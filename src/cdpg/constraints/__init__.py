@@ -1,7 +1,7 @@
-"""Constraints to use as they are: each takes ``(prompts, completions, **columns)`` and returns a verdict for each.
+"""Short names of the built-in constraints, such as ``cdpg.constraints:compiles``.
 
-They live with their tasks, which describe their edge cases; here they have short names, such as
-``cdpg.constraints:compiles``.
+Each takes ``(prompts, completions, **columns)`` and returns a verdict for each completion. They are defined with their
+tasks, where their edge cases are documented.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TASKS = {
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up on demand: this folder comes before the tasks.
+    # Imported on demand, since this folder comes before the tasks.
     if name in _TASKS:
         return getattr(importlib.import_module(f"cdpg.tasks.{_TASKS[name]}.constraint"), name)
     raise AttributeError(f"module 'cdpg.constraints' has no attribute {name!r}")

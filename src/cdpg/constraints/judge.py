@@ -1,4 +1,4 @@
-"""Calls constraints, in worker processes where it can be done, and makes sure that what they return can be used."""
+"""Calls constraints, in worker processes if possible, and checks what they return."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Constraints = Constraint | str | Sequence[Constraint | str]
 _HEAVY = ("torch", "transformers")
 _EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function'"
 _MOST_LINES = 20
-"""Of what a constraint prints, at a time."""
+"""Of what a constraint prints, per notice."""
 _MISTAKEN = ("AttributeError", "TypeError")
 _OF_CHATS = (
     "; the prompts are chats, so that a completion is a list of one message: its text is completion[0]['content']"
 )
-"""What a function that takes completions for texts is told, if that is why it raised."""
+"""Hint for a function that treats chat completions as texts and so raises one of these."""
 _OURS = ("completions", "completion_ids")
 
 
@@ -58,21 +58,21 @@ class CheckFailure:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What has become of some samples."""
+    """The verdicts on some samples."""
 
     b: list[float]
-    """The verdict of each; 0 where there is none."""
+    """The verdict on each sample; 0 if there is none."""
     failures: dict[int, CheckFailure] = field(default_factory=dict)
-    """Samples without a verdict because a check failed, by place."""
+    """Samples without a verdict because a check failed, by index."""
     inapplicable: frozenset[int] = frozenset()
-    """Places of samples without a verdict because no constraint applies to them."""
+    """Indices of samples without a verdict because no constraint applies to them."""
     exhausted: Counter[str] = field(default_factory=Counter)
     """Verdicts of 0 because the text exhausted a built-in check, by kind."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Samples that are being judged: for each constraint where its batch is and its number, or what came of it."""
+    """Samples that are being judged: for each constraint its pool and the batch's number, or the outcomes."""
 
     count: int
     chats: bool
@@ -81,11 +81,11 @@ class Pending:
 
 
 class Judge:
-    """b(x,c): the product of those of one or several constraints that apply, having returned a number and not None.
+    """b(x,c): the product of the values of all constraints that apply; one that returns None does not apply.
 
-    Without ``limits``, or with 0 workers, constraints are called right here. With workers, those that can be imported
-    by name and those of a script are called in other processes; closures and objects, which may hold anything, are
-    not, and ``notices`` says so. Verdicts are the same either way.
+    Without ``limits``, or with 0 workers, constraints are called in this process. With workers, functions that can be
+    imported by name, and those of a script, are called in other processes. Closures and objects may hold anything and
+    are called in this process; ``notices`` says so. The verdicts are the same either way.
     """
 
     def __init__(self, constraints: Constraints, limits: Limits | None = None) -> None:
@@ -98,7 +98,7 @@ class Judge:
         self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
 
     def require_columns(self, contexts: Sequence[Context]) -> None:
-        """Refuse contexts that lack a column without which a constraint cannot be called, before any is sampled."""
+        """Refuse contexts that lack a column that a constraint requires, before anything is sampled."""
         columns = dict.fromkeys(key for context in contexts for key in context.columns)
         for constraint in self.constraints:
             for needed in _needed_columns(constraint) if contexts else ():
@@ -122,7 +122,7 @@ class Judge:
         return [math.nan if place in verdicts.inapplicable else b for place, b in enumerate(verdicts.b)]
 
     def submit(self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]) -> Pending:
-        """Have completions judged while the caller does something else."""
+        """Start judging completions; the caller need not wait."""
         if not texts:
             return Pending(0, False, [])
         arguments = _arguments(contexts, texts, token_ids)
@@ -167,14 +167,14 @@ class Judge:
         return Verdicts(judged, failures, frozenset(inapplicable), exhausted)
 
     def close(self) -> None:
-        """End the worker processes; judging again starts them anew."""
+        """End the worker processes; ``submit`` starts new ones."""
         self._loop.close()
         for pool in self._pools:
             if pool is not None:
                 pool.close()
 
     def _open(self, limits: Limits) -> list[Pool | None]:
-        """A place for each constraint. Forking comes first: this process should have as few threads as possible."""
+        """A pool, or None, for each constraint. Forking comes first, while this process has few threads."""
         kinds = [
             "forked" if _can_fork(constraint) else "named" if reference_of(constraint) else "here"
             for constraint in self.constraints
@@ -191,7 +191,7 @@ class Judge:
         return places
 
     def _ready_pool(self, place: int, arguments: Mapping[str, Sequence[Any]]) -> Pool | None:
-        """The pool of a constraint; None, for good, if the constraint or its columns cannot be had elsewhere."""
+        """The pool of a constraint; None, from then on, if the constraint or its columns cannot be sent to it."""
         pool = self._pools[place]
         if pool is None:
             return None
@@ -218,7 +218,7 @@ class Judge:
             self.notices.append(f"{start}… (what follows is not shown)")
 
     def _tell_invalid(self, place: int, found: Outcomes) -> None:
-        """That a constraint judges one sample and not several, once; where it judges none the failures say it."""
+        """Note, once, that a constraint judges single samples only; if it judges none, the failures say so."""
         if not found.invalid or len(found.failures) == len(found.values) or place in self._invalid_notified:
             return
         self._invalid_notified.add(place)
@@ -236,7 +236,7 @@ class Judge:
 
 
 def _functions(constraints: Constraints) -> list[Constraint]:
-    """The functions that were given, or named."""
+    """The given functions; names are imported."""
     given: list[Any] = [constraints]
     if not callable(constraints) and not isinstance(constraints, str):
         given = list(constraints) if isinstance(constraints, (list, tuple)) else []
@@ -253,9 +253,9 @@ def _functions(constraints: Constraints) -> list[Constraint]:
 
 
 def _can_fork(constraint: Constraint) -> bool:
-    """A script's own function, or one whose module takes long to import and is there already.
+    """Whether to fork for a constraint: a script's own function, or one whose module imports a heavy library.
 
-    Not one that closes over something: it might be a model that holds threads or a device.
+    A closure is not forked: it may hold a model with threads or a device.
     """
     if sys.platform != "linux" or not isinstance(constraint, types.FunctionType) or constraint.__closure__ is not None:
         return False
@@ -263,7 +263,7 @@ def _can_fork(constraint: Constraint) -> bool:
 
 
 def _is_heavy(value: Any) -> bool:
-    """Whether a name in a module comes from a library that takes seconds to import, or from what uses one."""
+    """Whether a module's global comes from a library that takes seconds to import, or from a module that uses one."""
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     if not isinstance(module, str):
         return False
@@ -272,12 +272,12 @@ def _is_heavy(value: Any) -> bool:
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
-    """Each object once: the columns of a context stand beside every one of its samples."""
+    """Each object once: all samples of a context share its columns."""
     return list({id(value): value for value in values}.values())
 
 
 def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: EventLoop) -> Outcomes:
-    """Call a constraint here; if it raises, or answers nonsense, on each sample by itself."""
+    """Call a constraint in this process; if it raises or returns an invalid result, once more for each sample."""
     count, invalid = len(arguments["completions"]), ""
     with count_exhaustion() as exhausted:
         try:
@@ -303,7 +303,7 @@ def _call(constraint: Constraint, arguments: Mapping[str, Sequence[Any]], loop: 
 
 
 def as_verdict(value: Any) -> float | Failure:
-    """What a constraint returned for a sample, as a number in [0, 1]."""
+    """A constraint's value for a sample as a number in [0, 1], or a failure."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -314,7 +314,7 @@ def as_verdict(value: Any) -> float | Failure:
 
 
 def name_of(constraint: Constraint) -> str:
-    """What to call a constraint in a message."""
+    """The name of a constraint in messages."""
     name = getattr(constraint, "__qualname__", type(constraint).__qualname__)
     return f"{getattr(constraint, '__module__', '')}:{name}".removeprefix("__main__:")
 
@@ -338,7 +338,7 @@ def _arguments(
 
 
 def _needed_columns(constraint: Constraint) -> list[str]:
-    """Parameters without a default, beside those that every constraint is given."""
+    """Parameters without a default, except those that every constraint gets."""
     try:
         parameters = inspect.signature(constraint).parameters.values()
     except (TypeError, ValueError):
@@ -349,7 +349,7 @@ def _needed_columns(constraint: Constraint) -> list[str]:
 
 
 def _accepted_arguments(constraint: Constraint) -> list[str] | None:
-    """The keywords a constraint takes; None when it takes any."""
+    """The keywords that a constraint accepts; None if it accepts any."""
     columns = traits_of(constraint).columns
     if columns is not None:
         return ["prompts", "completions", *columns]

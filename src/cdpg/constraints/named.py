@@ -1,4 +1,4 @@
-"""Constraints that are given by name, ``module:function``."""
+"""Imports constraints given by name, ``module:function``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cdpg.messages.nearest import nearest
 
 
 def load_constraint(name: str) -> Any:
-    """The function that ``module:function`` names; modules are looked up in the working folder too.
+    """The function that ``module:function`` names; the working folder is searched too.
 
-    It is looked up last: what lies in that folder must not take the place of a module that is installed.
+    It is searched last, so that a file in it cannot replace an installed module.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
@@ -60,7 +60,7 @@ def _meant_module(file: Path) -> str:
 
 
 def _named_by_file(path: str, attribute: str) -> str:
-    """One sentence on a constraint whose module was named as a file is."""
+    """A sentence on a constraint whose module was given as a file."""
     given = PurePath(path.replace("\\", "/"))
     below = not given.is_absolute() and ".." not in given.parts
     parts = (*(given.parent.parts if below else ()), given.stem)
@@ -72,7 +72,7 @@ def _named_by_file(path: str, attribute: str) -> str:
 
 
 def _is_found(module_name: str) -> bool:
-    """Whether a module can be imported as things are; a bare folder of that name is none."""
+    """Whether a module can be imported now; a folder without code is no module."""
     if module_name in sys.modules:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The texts that a constraint judges: plain strings, or chats as TRL passes them."""
+"""Prompts and completions as plain strings, whether they are texts or chats as TRL passes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cdpg.errors import UserError
 
 
 def as_text(message: Any) -> str:
-    """A prompt or completion as one string; of a chat, the contents of its messages."""
+    """A prompt or completion as one string; for a chat, the contents of its messages."""
     if isinstance(message, str):
         return message
     return "\n".join(str(turn["content"]) if isinstance(turn, Mapping) else str(turn) for turn in message)

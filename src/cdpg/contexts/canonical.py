@@ -1,4 +1,4 @@
-"""A form of any value that is the same on every machine, for digests."""
+"""Canonical forms of values, the same on every machine, for digests."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def canonical(value: Any) -> Any:
         return {"bytes": hashlib.sha256(value).hexdigest()}
     converted = in_plain_types(value)
     if converted is None and isinstance(value, (numbers.Number, datetime.timedelta)):
-        converted = str(value)  # the other numbers, such as decimals and numpy's longest floats: their text says it all
+        converted = str(value)  # other numbers, such as decimals and numpy's longdouble
     if converted is not None:
         return {type(value).__name__: canonical(converted)}
     return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}  # its text may hold a memory address
 
 
 def in_plain_types(value: Any) -> Any:
-    """An array, one of its scalars, a date or a time in plain types; None if it is none of these."""
+    """An array, an array's scalar, a date or a time in plain types; None for other values."""
     for method in ("tolist", "isoformat"):
         converted = getattr(value, method, lambda: None)()
-        if converted is not None and type(converted) is not type(value):  # numpy's longest float is its own
+        if converted is not None and type(converted) is not type(value):  # numpy's longdouble returns itself
             return converted
     return None

@@ -1,4 +1,4 @@
-"""Prompts for chat models: plain texts as messages of a user, and a notice where a chat model is sent plain texts."""
+"""Prompts for chat models: turns plain texts into a user's messages, and notices plain texts sent to a chat model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cdpg.messages.terms import for_caller
 
 
 def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Context]:
-    """Contexts whose plain prompts are the message of a user if ``chat`` is set, behind the message ``system`` if any.
+    """Contexts with every plain prompt as a user's message, if ``chat`` is set.
 
-    A prompt that is a chat already stays as it is, but for ``system`` where it has no message of that role.
+    ``system`` is added as the first message of every chat without a system message.
     """
     plain = next((context for context in contexts if isinstance(context.prompt, str)), None)
     if system and not chat and plain is not None:
@@ -28,7 +28,7 @@ def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Conte
 
 
 def notices_on_prompts(tokenizer: Any, contexts: Sequence[Context]) -> list[str]:
-    """What to know if a model with a chat template is sent plain texts."""
+    """A notice if a model with a chat template is sent plain texts."""
     plain = len({context.prompt for context in contexts if isinstance(context.prompt, str)})  # some are evaluated, too
     if not plain or not getattr(tokenizer, "chat_template", None):
         return []

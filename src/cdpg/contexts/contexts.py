@@ -1,6 +1,6 @@
-"""What the model is conditioned on: contexts read from files or Python objects, and checked.
+"""Contexts: read from files or Python objects, and checked.
 
-Everything that can be wrong with the data is found here, before a model is loaded, and told with its row.
+Errors in the data are found here, before a model is loaded, and are reported with their row.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _DEEPEST = 100
 
 @dataclass(frozen=True)
 class Context:
-    """One context c: what the model sees, and what the constraint is told beside it."""
+    """One context c: the prompt, and the columns that constraints get with it."""
 
     prompt: Prompt
     columns: Mapping[str, Any]
     """The other columns of the row; constraints get them as keyword lists."""
     row: int
-    """Where it stands in its source, from 1: the row below the header of a CSV file, the line of other files, the item
-    of a list."""
+    """Its position in the source, from 1: the row below the header of a CSV file, the line of other files, the item of
+    a list."""
     group: str | None = None
-    """What it must not be parted from when some contexts are held out: its source file, its repository. Constraints do
-    not see it."""
+    """Contexts of one group (a source file, a repository) stay together when some are held out. Constraints do not get
+    it."""
 
     @property
     def reference(self) -> str | None:
-        """What metrics compare an output with: the text of the column ``reference``; None if it is blank or no text."""
+        """The reference output for metrics: the column ``reference``; None if it is blank or not a text."""
         text = self.columns.get("reference")
         return text if isinstance(text, str) and text.strip() else None
 
@@ -57,9 +57,9 @@ def load_contexts(
 ) -> list[Context]:
     """The contexts of a CSV, TSV, JSONL, JSON or text file, of a list of rows or texts, or of a data set.
 
-    A list of contexts is checked and given back, so that what takes contexts may take them loaded, too.
-    ``limit`` keeps the first so many and leaves the rest unread. ``notify`` is told what is odd but allowed.
-    Every context has the same columns: where a row lacks one, it is None.
+    A list of contexts is checked and returned. ``limit`` keeps the first so many and leaves the rest unread.
+    ``notify`` gets notices on data that are allowed but unusual. Every context has the same columns: one that a row
+    lacks is None.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise UserError(f"the limit on the number of contexts must be a whole number of at least 1, not {limit!r}")
@@ -86,7 +86,7 @@ def load_contexts(
 
 
 def _loaded_before(contexts: Sequence[Context]) -> list[Context]:
-    """Contexts whose oddities were told when they were loaded."""
+    """Contexts that were loaded before: checked again, without notices."""
     checked = []
     for context in contexts:
         where = f"context of row {context.row}"
@@ -166,7 +166,7 @@ def _checked_chat(messages: Sequence[Any], where: str) -> tuple[Mapping[str, Any
 
 
 def _plain(value: Any, where: str) -> Any:
-    """What a message holds beside its text, in the types of JSON: it is logged with the prompt."""
+    """A value in a message as JSON types, since it is logged with the prompt."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -180,7 +180,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _check_strings(value: Any, where: str, depth: int = 0) -> None:
-    """Refuse, however deep within the value, text that no tokenizer and no file can carry."""
+    """Refuse text that no tokenizer or file can hold, at any depth within the value."""
     if depth > _DEEPEST:
         raise UserError(f"{where}: nested more than {_DEEPEST} levels deep: make it flatter")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Digests of contexts: the same data give the same text, and a prompt that was tuned on is recognised by it."""
+"""Digests of contexts and prompts, the same on every machine; they identify prompts that were tuned on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdpg.contexts.contexts import Context
 
 
 def fingerprint(contexts: Iterable[Context]) -> str:
-    """SHA-256 over all prompts and columns, in order: the same data give the same text, on any machine."""
+    """SHA-256 over all prompts and columns, in order; the same on every machine."""
     digest = hashlib.sha256()
     for context in contexts:
         digest.update(canonical_line(context.prompt, context.columns))
@@ -20,12 +20,12 @@ def fingerprint(contexts: Iterable[Context]) -> str:
 
 
 def prompt_key(context: Context) -> str:
-    """A text that equal prompts have in common, and no others."""
+    """A text that is the same for equal prompts only."""
     return json.dumps(canonical(context.prompt))
 
 
 def prompt_digests(contexts: Iterable[Context]) -> list[str]:
-    """A short hash of each context's prompt: enough to recognise a prompt, and too little to read it."""
+    """A short hash of each context's prompt: it identifies a prompt without revealing it."""
     return [hashlib.sha256(prompt_key(context).encode("ascii")).hexdigest()[:16] for context in contexts]
 
 

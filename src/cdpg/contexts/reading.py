@@ -1,4 +1,4 @@
-"""The rows of a file or of a Python object, before anything is known of what they mean."""
+"""Reads the rows of a file or a Python object, without interpreting them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from cdpg.errors import UserError
 
 Notify: TypeAlias = Callable[[str], None]
-"""Is told, in a sentence, what is odd but allowed."""
+"""Gets a sentence on data that are allowed but unusual."""
 
 
 def ignore_message(message: str) -> None:
@@ -34,13 +34,13 @@ _SEPARATORS = {
     "\t": ("tabs", "end its name in .tsv"),
     ",": ("commas", "end its name in .csv"),
 }
-"""What separates columns, its name, and what to do if a file was expected to have another."""
+"""Separators of columns, their names, and what to do if a file was expected to have another one."""
 _LARGEST_FIELD = 2**31 - 1  # the largest that the csv module takes on every platform
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its number, how to name it to the user, and its values by column."""
+    """One row: its number, its place for messages, and its values by column."""
 
     number: int
     where: str
@@ -50,9 +50,9 @@ class Row:
 def read_rows(
     source: str | os.PathLike[str] | Iterable[Any], text_column: str, limit: int | None, notify: Notify
 ) -> tuple[str, list[Row]]:
-    """What the source is called in a message, and its first ``limit`` rows.
+    """The source's name for messages, and its first ``limit`` rows.
 
-    A row that is a bare text, as in a text file, has it in ``text_column``.
+    A row that is a plain text, as in a text file, is the value of ``text_column``.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -62,7 +62,7 @@ def read_rows(
 
 
 def kind(value: Any) -> str:
-    """What a value is, in words that a reader of JSON knows."""
+    """The type of a value, in the words of JSON."""
     names = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
     if value is None:
         return "null"
@@ -95,7 +95,7 @@ def _file_rows(path: Path, text_column: str, limit: int | None, notify: Notify) 
         if row is None:
             pending += 1
             continue
-        blank, pending = blank + pending, 0  # blank lines at the end of a file are nothing to talk about
+        blank, pending = blank + pending, 0  # blank lines at the end of a file are not counted
         rows.append(row)
         if len(rows) == limit:
             break
@@ -123,14 +123,14 @@ def _decoded(path: Path) -> str:
         raise UserError(f"{str(path)!r} is empty: give at least one context")
     encoding = next((name for mark, name in _ENCODING_MARKS if raw.startswith(mark)), None)
     head = raw[:4096]
-    if encoding is None and head.count(0) > len(head) // 4:  # Latin text in UTF-16 is half zeros, and has no mark here
+    if encoding is None and head.count(0) > len(head) // 4:  # Latin text in UTF-16 without a mark is half zeros
         encoding = "UTF-16"
     if encoding:
         raise UserError(f"{str(path)!r} is encoded in {encoding}, UTF-8 was expected: save it as UTF-8")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The decoder counts from behind the byte order mark.
+        # The decoder counts from after the byte order mark.
         start = error.start + (3 if raw.startswith(b"\xef\xbb\xbf") else 0)
         raise UserError(
             f"{str(path)!r}, line {raw.count(10, 0, start) + 1}: byte 0x{raw[start]:02x} is not UTF-8 text "
@@ -170,7 +170,7 @@ def _csv_rows(path: Path, text: str, delimiter: str, text_column: str, notify: N
 
 
 def _refuse_other_separator(path: Path, text: str, delimiter: str, text_column: str) -> None:
-    """A header of one column whose name holds what separates columns elsewhere, as spreadsheets may write it."""
+    """Refuse a header of one column whose name holds another separator, as some spreadsheets write it."""
     header = next(io.StringIO(text.lstrip("\r\n"), newline=None), "").strip("\n")
     if delimiter in header or header.strip('"') == text_column:
         return
@@ -183,11 +183,11 @@ def _refuse_other_separator(path: Path, text: str, delimiter: str, text_column: 
 
 
 def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line it starts on."""
+    """Each record with the number of its first line."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
-        # The csv module knows one limit for all readers of the process: it is raised for one record at a time.
+        # The csv module has one limit for the whole process, so it is raised for one record at a time.
         previous = csv.field_size_limit(_LARGEST_FIELD)
         try:
             fields = next(reader)

@@ -1,4 +1,4 @@
-"""Which contexts must not be parted when some are held out."""
+"""Groups of contexts that stay together when some are held out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdpg.contexts.digests import prompt_key
 def groups(contexts: Sequence[Context]) -> list[int]:
     """The number of each context's group, from 0 in the order of appearance.
 
-    Contexts belong together if they name the same group or have the same prompt, and so do those in between.
+    Contexts with the same ``group`` or the same prompt are in one group, transitively.
     """
     parents = list(range(len(contexts)))
     first: dict[tuple[str, str], int] = {}
@@ -32,9 +32,9 @@ def groups(contexts: Sequence[Context]) -> list[int]:
 
 
 def whole_groups(numbers: Sequence[int], order: Iterable[int], count: int) -> set[int]:
-    """Groups with about ``count`` members in all: in the order given, those that still fit.
+    """Groups with about ``count`` members in all: in the given order, those that still fit.
 
-    If that makes less than half of ``count``, the smallest of the others is added, unless it is the last one left.
+    If they have fewer than half of ``count`` members, the smallest other group is added, unless it is the only one.
     """
     sizes, room = Counter(numbers), count
     chosen: set[int] = set()

@@ -40,10 +40,10 @@ class ContextStream:
         return indices
 
     def _order(self, number: int) -> list[int]:
-        """The permutation of pass ``number``; the last two used are kept, as an epoch may span two."""
+        """The permutation of pass ``number``; the last two are cached, since an epoch may span two."""
         order = self._orders.pop(number, None)
         if order is None:
-            # Sorting raw draws, and not Generator.permutation: numpy promises the former to stay the same for ever.
+            # Sorted raw draws, not Generator.permutation: numpy keeps only raw draws the same across versions.
             generator = np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(number,)))
             order = np.argsort(generator.random_raw(self._size), kind="stable").tolist()
         self._orders[number] = order

@@ -1,4 +1,4 @@
-"""Names of settings that users know from Transformers, TRL and other trainers, and what there is here instead."""
+"""Answers to names of settings from Transformers, TRL and other trainers: what to use here instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 _CLOSE = 0.8
-"""How alike a name must be to be offered: the library's default, 0.6, offers 'long_contexts' for 'logging_steps'."""
+"""Similarity from which a name is suggested; difflib's default, 0.6, suggests 'long_contexts' for 'logging_steps'."""
 
 _ADAM = "the optimiser is Adam without weight decay, as in the paper; adam_betas and adam_epsilon set it"
 _CACHE = "the tuned model samples with its own cache; rows_per_pass sets how many samples it draws side by side"
@@ -195,7 +195,7 @@ _ANSWERS: tuple[tuple[str, str], ...] = (
         _COMMAND + "pass data sets to CDPGTrainer",
     ),
 )
-"""Names, separated by blanks, and what to say of each of them."""
+"""Names, separated by blanks, and the answer to each of them."""
 
 _FAMILIES = {
     "vllm_": _CACHE,
@@ -209,17 +209,17 @@ _FAMILIES = {
     "torch_compile": "models are run as they are loaded; rows_per_pass and tokens_per_pass set the speed",
     "trackio_": "use report_to (Accelerate's name of a tracker, which has settings of its own)",
 }
-"""The same for all names that begin so."""
+"""Answers to all names with a prefix."""
 
 
 def answer(name: str) -> str | None:
-    """What there is here in the place of a name from elsewhere; None if it is not known."""
+    """What to use instead of another library's name; None if the name is not known."""
     exact = next((text for names, text in _ANSWERS if name in names.split()), None)
     return exact or next((text for start, text in _FAMILIES.items() if name.startswith(start)), None)
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:
-    """One sentence on a name that is no setting: what there is instead, or the setting that was probably meant."""
+    """A sentence on a name that is no setting: what to use instead, or the setting that was probably meant."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=_CLOSE)
-    told = answer(name) or (f"did you mean {near[0]!r}?" if near else "cdpg settings lists those that there are")
-    return f"unknown setting {name!r}: {told}"
+    hint = answer(name) or (f"did you mean {near[0]!r}?" if near else "cdpg settings lists all settings")
+    return f"unknown setting {name!r}: {hint}"

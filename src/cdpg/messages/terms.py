@@ -1,7 +1,7 @@
-"""What things are called where the caller is: whoever types a command has options, a Python program has names.
+"""Words of messages that differ by caller: options on the command line, arguments in Python.
 
-A message that tells what to do is raised far from the caller and must not name what does not exist there. So it asks
-here. The command line says once that it is the caller; everything else is Python.
+A message that says what to do must not name an option that the caller does not have. The command line says once that
+it is the caller; everything else is Python.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("cdpg_options", default=None)
-"""None in Python; on the command line, what the command calls otherwise than the others do."""
+"""None in Python; on the command line, the option names in which this command differs from the others."""
 
 _TERMS = {
     "resume": ("--resume", "train(resume_from_checkpoint=True)"),
@@ -26,12 +26,12 @@ _TERMS = {
     "preset": ("--preset", "preset"),
     "jobs": ("--jobs", "jobs"),
 }
-"""What a thing is called on the command line, and in Python."""
+"""The name of each term on the command line, and in Python."""
 
 
 @contextmanager
 def on_command_line(**options: str) -> Iterator[None]:
-    """Until its end, messages are for someone who types commands; ``options`` are terms by this command's own names."""
+    """Word messages for the command line within the block; ``options`` are this command's own names of terms."""
     token = _OPTIONS.set(options)
     try:
         yield
@@ -40,11 +40,11 @@ def on_command_line(**options: str) -> Iterator[None]:
 
 
 def term(name: str, typed: bool | None = None) -> str:
-    """What the caller knows a thing by; ``typed`` says who is meant where that is not the caller."""
+    """The caller's name of a term; ``typed`` chooses the command line or Python regardless of the caller."""
     option, python = _TERMS[name]
     return for_caller((_OPTIONS.get() or {}).get(name, option), python, typed=typed)
 
 
 def for_caller(command_line: str, python: str, typed: bool | None = None) -> str:
-    """The part of a message that differs."""
+    """The text for the caller, on the command line or in Python."""
     return command_line if ((_OPTIONS.get() is not None) if typed is None else typed) else python

@@ -1,4 +1,4 @@
-"""Text for the terminal: foreign text made harmless, and durations."""
+"""Text for the terminal: untrusted text made harmless, and durations."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ _MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
 
 
 def plain_text(text: str, limit: int = 200) -> str:
-    """Foreign text on one line of at most ``limit`` characters, without what steers a terminal.
+    """Untrusted text on one line of at most ``limit`` characters, without control sequences.
 
     White space becomes a space; control and formatting characters (escape sequences, bidirectional overrides,
     zero-width characters) and lone surrogates are dropped.
     """
-    # One character may be kept for many that are dropped, so look no further than a bounded stretch.
+    # Most characters may be dropped, so only a bounded part of the text is read.
     kept = "".join(_visible(character) for character in text[: 10 * limit + 1])
     return kept if len(kept) <= limit and len(text) <= 10 * limit else kept[: limit - 1] + "…"
 
 
 def safe_text(text: str, limit: int = 200) -> str:
-    """Foreign text for a Rich console or table, which read markup: as ``plain_text``, with the markup escaped.
+    """Untrusted text for a Rich console or table: as ``plain_text``, with Rich's markup escaped.
 
-    Where there is no markup to read, in ``rich.text.Text`` or a plain stream, use ``plain_text``.
+    For ``rich.text.Text`` or a plain stream, which read no markup, use ``plain_text``.
     """
     return _MARKUP.sub(_escaped, plain_text(text, limit))
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """What Rich shows as the match. Its own ``escape`` loses the backslash of ``\\[`` where no tag follows."""
+    """Markup that Rich shows as the match. Rich's own ``escape`` loses the backslash of ``\\[`` without a tag."""
     backslashes, what = match.groups()
     if what == "[":
         return f"{backslashes}\\["

@@ -1,8 +1,8 @@
-"""Whether a run is worth its hours: what a few samples of the base say about N, M and the constraint.
+"""Advice before a run: what a few samples of the base say about N, M and the constraint.
 
-With samples of the base itself Ẑ_c is the mean of b over a context's samples. A context teaches something in an epoch
-if one of its M samples satisfies, which has probability κ_c = 1 - (1 - Z_c)^M; κ_c is also the factor by which the
-self-normalised gradient of the context falls short of the true one.
+With samples of the base itself, Ẑ_c is the mean of b over a context's samples. A context has a gradient in an epoch if
+one of its M samples satisfies, which has probability κ_c = 1 - (1 - Z_c)^M. The expected self-normalised gradient of
+the context is κ_c times the true one.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ ENOUGH = 0.8
 """Share of an epoch's contexts that should have a satisfying sample."""
 _TOO_FEW = 0.5
 _NEARLY_ALL = 0.95
-_MOST_SAMPLES = 4096
-_LEAST_CONTEXTS = 8
-"""Contexts with a satisfying sample that a step should rest on."""
-_LEAST_SAMPLES = 8
-"""Samples that Ẑ_c should rest on."""
-_MOSTLY_CUT = 0.5
-_MOSTLY_EVALUATING = 0.5
+_MAX_SAMPLES = 4096
+_MIN_CONTEXTS = 8
+"""Contexts with a satisfying sample that a step should have."""
+_MIN_SAMPLES = 8
+"""Samples that an estimate Ẑ_c should have."""
+_FEW_ENDED = 0.5
+_MANY_EVALUATIONS = 0.5
 
 Level = Literal["stop", "careful", "fine"]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen in some samples of the base, M for each of a few contexts."""
+class ProbeStatistics:
+    """Statistics of samples of the base, M for each of a few contexts."""
 
     method: Method
-    """What the run would tune with: ``cdpg`` alone divides by a mean over a context's own samples."""
+    """The run's method; only ``cdpg`` divides by a mean over a context's own samples."""
     contexts_per_epoch: int
     """N of the run."""
     samples: int
@@ -52,10 +52,10 @@ class Look:
     seconds_sampling: float
     """For one sample."""
     seconds_constraint: float
-    """For one sample, by all workers together."""
+    """For one sample, with all workers running."""
     workers: int
     evaluations: float = 0.0
-    """Share of the run's time that evaluations take."""
+    """Share of the run's time spent on evaluations."""
 
     @property
     def satisfaction(self) -> float:
@@ -63,7 +63,7 @@ class Look:
 
     @property
     def spread(self) -> float:
-        """Deviation of Z_c between contexts."""
+        """Standard deviation of Z_c between contexts."""
         return deviation(self.z, self.samples)
 
     @property
@@ -72,7 +72,7 @@ class Look:
         return _mean([float(hit > 0) for hit in self.hits])
 
     def expected_coverage(self, samples: int) -> float:
-        """Share of the contexts to be covered with that many samples each."""
+        """Expected share of contexts with a satisfying sample, for that many samples each."""
         return expected_kappa(_mean(self.hits), deviation(self.hits, self.samples), samples)
 
 
@@ -90,9 +90,9 @@ def kappa(z: float, samples: int) -> float:
 
 
 def deviation(shares: Sequence[float], samples: int) -> float:
-    """Deviation between contexts of shares that were each estimated from M samples, their sampling noise subtracted.
+    """Standard deviation between contexts of shares estimated from M samples each, sampling noise subtracted.
 
-    With h the estimate of a context the noise is h(1-h)/(M-1), unbiased for binary b and too large for a soft one.
+    With h the estimate of a context, the noise is h(1-h)/(M-1): unbiased for binary b, too large for soft b.
     """
     if len(shares) < 2:
         return 0.0
@@ -105,8 +105,8 @@ def deviation(shares: Sequence[float], samples: int) -> float:
 def expected_kappa(mean: float, spread: float, samples: int) -> float:
     """E_c[1 - (1 - Z_c)^M] for Z_c that follow the beta distribution of this mean and deviation.
 
-    With parameters α, β it is 1 - B(α, β + M) / B(α, β). Without spread it is κ of the mean; with the largest there
-    can be, every Z_c is 0 or 1, and more samples cover nothing more.
+    With parameters α, β it is 1 - B(α, β + M) / B(α, β). Without spread it is κ of the mean. With the largest possible
+    spread every Z_c is 0 or 1, and more samples do not help.
     """
     variance = spread**2
     if mean <= 0 or mean >= 1 or variance <= 1e-12:
@@ -119,19 +119,19 @@ def expected_kappa(mean: float, spread: float, samples: int) -> float:
     return -math.expm1(log_missed)
 
 
-def enough_samples(look: Look, goal: float = ENOUGH) -> int | None:
-    """The least doubling of M that should cover that share of the contexts; None if none of a bearable size does."""
-    samples = look.samples
-    while samples <= _MOST_SAMPLES:
-        if look.expected_coverage(samples) >= goal:
+def enough_samples(stats: ProbeStatistics, goal: float = ENOUGH) -> int | None:
+    """The smallest doubling of M that should cover that share of the contexts; None if none up to 4,096 does."""
+    samples = stats.samples
+    while samples <= _MAX_SAMPLES:
+        if stats.expected_coverage(samples) >= goal:
             return samples
         samples *= 2
     return None
 
 
-def advise(look: Look) -> list[Advice]:
-    """What to do before the run, the weightiest first; ``fine`` where N and M suffice."""
-    if not look.z and not look.failed:
+def advise(stats: ProbeStatistics) -> list[Advice]:
+    """What to do before the run, the most important first; ``fine`` if N and M suffice."""
+    if not stats.z and not stats.failed:
         return [
             Advice(
                 "stop",
@@ -139,59 +139,60 @@ def advise(look: Look) -> list[Advice]:
                 "contexts to which a constraint applies.",
             )
         ]
-    if not look.z:
+    if not stats.z:
         return [Advice("stop", "No check succeeded: mend the constraint first.")]
-    found = [*_on_failures(look), *_on_partition(look), *_on_speed(look), *_on_length(look), *_on_evaluations(look)]
+    rules = (_on_failures, _on_partition, _on_speed, _on_length, _on_evaluations)
+    found = [advice for rule in rules for advice in rule(stats)]
     order: tuple[Level, ...] = ("stop", "careful", "fine")
     return sorted(found, key=lambda advice: order.index(advice.level))
 
 
-def _on_failures(look: Look) -> list[Advice]:
-    if look.failed > look.failed_allowed:
+def _on_failures(stats: ProbeStatistics) -> list[Advice]:
+    if stats.failed > stats.failed_allowed:
         return [
             Advice(
                 "stop",
-                f"The constraint failed on {look.failed:.0%} of the samples, more than check_failures "
-                f"({look.failed_allowed:.0%}) allows: the run would end. Mend the constraint, or give it more "
+                f"The constraint failed on {stats.failed:.0%} of the samples, more than check_failures "
+                f"({stats.failed_allowed:.0%}) allows: the run would end. Mend the constraint, or give it more "
                 f"check_seconds or check_memory if that is what it lacked.",
             )
         ]
-    if look.failed:
-        return [Advice("careful", f"The constraint failed on {look.failed:.1%} of the samples; they count nowhere.")]
+    if stats.failed:
+        return [Advice("careful", f"The constraint failed on {stats.failed:.1%} of the samples; they count nowhere.")]
     return []
 
 
-def _on_partition(look: Look) -> list[Advice]:
-    if not any(look.hits):
-        return [_nothing_satisfies(look)]
-    if look.satisfaction >= _NEARLY_ALL:
+def _on_partition(stats: ProbeStatistics) -> list[Advice]:
+    if not any(stats.hits):
+        return [_nothing_satisfies(stats)]
+    if stats.satisfaction >= _NEARLY_ALL:
         return [
             Advice(
                 "careful",
-                f"The base satisfies the constraint in {look.satisfaction:.0%} of its samples already: there is little "
-                f"to gain. Drop the contexts where it always does, or ask for more.",
+                f"The base satisfies the constraint in {stats.satisfaction:.0%} of its samples already: there is "
+                f"little to gain. Drop the contexts where it always does, or ask for more.",
             )
         ]
-    expected = look.expected_coverage(look.samples)
-    contexts = look.contexts_per_epoch * expected
+    expected = stats.expected_coverage(stats.samples)
+    contexts = stats.contexts_per_epoch * expected
     if expected < ENOUGH:
-        return [_too_few_covered(look, expected), *_on_contexts(look, contexts)]
-    few = [*_on_samples(look), *_on_contexts(look, contexts)]
+        return [_too_few_covered(stats, expected), *_on_contexts(stats, contexts)]
+    few = [*_on_samples(stats), *_on_contexts(stats, contexts)]
     if few:
         return few
-    samples = look.contexts_per_epoch * look.samples * _mean(look.hits)
+    samples = stats.contexts_per_epoch * stats.samples * _mean(stats.hits)
     return [
         Advice(
             "fine",
-            f"N = {look.contexts_per_epoch} and M = {look.samples} suffice: of the {look.contexts_per_epoch} contexts "
-            f"of an epoch about {contexts:.0f} have a satisfying sample at the start, {samples:.0f} samples in all "
-            f"(mean κ {expected:.2f}).",
+            f"N = {stats.contexts_per_epoch} and M = {stats.samples} suffice: of the {stats.contexts_per_epoch} "
+            f"contexts of an epoch about {contexts:.0f} have a satisfying sample at the start, {samples:.0f} samples "
+            f"in all (mean κ {expected:.2f}).",
         )
     ]
 
 
-def _nothing_satisfies(look: Look) -> Advice:
-    count = len(look.hits) * look.samples
+def _nothing_satisfies(stats: ProbeStatistics) -> Advice:
+    count = len(stats.hits) * stats.samples
     bound = min(1.0, 3 / count)  # the 95% bound when none of so many was seen
     return Advice(
         "stop",
@@ -201,46 +202,46 @@ def _nothing_satisfies(look: Look) -> Advice:
     )
 
 
-def _too_few_covered(look: Look, expected: float) -> Advice:
-    more = enough_samples(look)
+def _too_few_covered(stats: ProbeStatistics, expected: float) -> Advice:
+    more = enough_samples(stats)
     remedy = (
-        f"Raise num_generations to {more}, which should cover {look.expected_coverage(more):.0%}"
+        f"Raise num_generations to {more}, which should cover {stats.expected_coverage(more):.0%}"
         if more is not None
-        else f"Even {_MOST_SAMPLES:,} samples a context would not cover {ENOUGH:.0%}"
+        else f"Even {_MAX_SAMPLES:,} samples a context would not cover {ENOUGH:.0%}"
     )
     shrinks = (
         f", its gradient shrinks by κ = 1-(1-Z)^M (here {expected:.2f} on average), and cdpg loses its advantage over "
         f"dpg"
-        if look.method == "cdpg"
+        if stats.method == "cdpg"
         else ""
     )
     return Advice(
         "stop" if expected < _TOO_FEW and more is None else "careful",
-        f"With M = {look.samples} samples only {expected:.0%} of an epoch's contexts should have a satisfying one: "
+        f"With M = {stats.samples} samples only {expected:.0%} of an epoch's contexts should have a satisfying one: "
         f"where M·Z is below 1 a context seldom teaches anything{shrinks}. {remedy}; or choose contexts in which the "
         f"base can satisfy.",
     )
 
 
-def _on_samples(look: Look) -> list[Advice]:
-    if look.samples >= _LEAST_SAMPLES or look.method != "cdpg":
+def _on_samples(stats: ProbeStatistics) -> list[Advice]:
+    if stats.samples >= _MIN_SAMPLES or stats.method != "cdpg":
         return []
     return [
         Advice(
             "careful",
-            f"With M = {look.samples} each weight of cdpg is divided by a mean of {look.samples} to which it belongs: "
-            f"the fewer there are, the less the weights tell of how far the policy has gone from the base, and with "
-            f"M = 1 cdpg is reinforce. Raise num_generations to {_LEAST_SAMPLES} or more, and lower contexts_per_epoch "
+            f"With M = {stats.samples} each weight of cdpg is divided by a mean of {stats.samples} to which it belongs"
+            f": the fewer there are, the less the weights tell of how far the policy has gone from the base, and with "
+            f"M = 1 cdpg is reinforce. Raise num_generations to {_MIN_SAMPLES} or more, and lower contexts_per_epoch "
             f"for it.",
         )
     ]
 
 
-def _on_contexts(look: Look, covered: float) -> list[Advice]:
-    if covered >= min(_LEAST_CONTEXTS, look.contexts_per_epoch * ENOUGH):
+def _on_contexts(stats: ProbeStatistics, covered: float) -> list[Advice]:
+    if covered >= min(_MIN_CONTEXTS, stats.contexts_per_epoch * ENOUGH):
         return []
-    needed = math.ceil(look.contexts_per_epoch * _LEAST_CONTEXTS / max(covered, 1e-3))
-    suggestion = f" to about {needed}" if needed <= _MOST_SAMPLES else ""
+    needed = math.ceil(stats.contexts_per_epoch * _MIN_CONTEXTS / max(covered, 1e-3))
+    suggestion = f" to about {needed}" if needed <= _MAX_SAMPLES else ""
     return [
         Advice(
             "careful",
@@ -250,42 +251,42 @@ def _on_contexts(look: Look, covered: float) -> list[Advice]:
     ]
 
 
-def _on_speed(look: Look) -> list[Advice]:
-    if look.seconds_constraint <= look.seconds_sampling:
+def _on_speed(stats: ProbeStatistics) -> list[Advice]:
+    if stats.seconds_constraint <= stats.seconds_sampling:
         return []
     remedy = (
-        f"raise check_workers (now {look.workers}) if there are cores left, or make the check faster"
-        if look.workers
+        f"raise check_workers (now {stats.workers}) if there are cores left, or make the check faster"
+        if stats.workers
         else "make the check faster, or let workers do it (check_workers)"
     )
     return [
         Advice(
             "careful",
-            f"The constraint takes {1000 * look.seconds_constraint:.3g} ms a sample, sampling "
-            f"{1000 * look.seconds_sampling:.3g} ms: the run will wait for the checks. To change that, {remedy}.",
+            f"The constraint takes {1000 * stats.seconds_constraint:.3g} ms a sample, sampling "
+            f"{1000 * stats.seconds_sampling:.3g} ms: the run will wait for the checks. To change that, {remedy}.",
         )
     ]
 
 
-def _on_length(look: Look) -> list[Advice]:
-    if look.ended >= _MOSTLY_CUT:
+def _on_length(stats: ProbeStatistics) -> list[Advice]:
+    if stats.ended >= _FEW_ENDED:
         return []
     return [
         Advice(
             "careful",
-            f"{1 - look.ended:.0%} of the samples were cut at max_completion_length: raise it if the constraint needs "
+            f"{1 - stats.ended:.0%} of the samples were cut at max_completion_length: raise it if the constraint needs "
             f"to see the end.",
         )
     ]
 
 
-def _on_evaluations(look: Look) -> list[Advice]:
-    if look.evaluations <= _MOSTLY_EVALUATING:
+def _on_evaluations(stats: ProbeStatistics) -> list[Advice]:
+    if stats.evaluations <= _MANY_EVALUATIONS:
         return []
     return [
         Advice(
             "careful",
-            f"Evaluations take {look.evaluations:.0%} of the run: raise evaluate_every (0 leaves out those along the "
+            f"Evaluations take {stats.evaluations:.0%} of the run: raise evaluate_every (0 leaves out those along the "
             f"run), or lower evaluation_contexts or evaluation_samples.",
         )
     ]

@@ -1,4 +1,4 @@
-"""A dry look: samples of the base for a few contexts, judged and timed, before hours are spent on a run."""
+"""The preflight probe: draws samples of the base for a few contexts, judges them and measures the time."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 from cdpg.models.uniforms import UniformStream
-from cdpg.preflight.advice import Look
+from cdpg.preflight.advice import ProbeStatistics
 from cdpg.sandbox.limits import Limits
 from cdpg.system import memory
 from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
 
 _TIMED_ROWS = 32
-"""Samples that are scored and differentiated for the time it takes."""
-_MOMENTS = 2
-"""What Adam holds for each weight that is tuned."""
+"""Samples that are scored and differentiated to measure the time."""
+_ADAM_MOMENTS = 2
+"""Numbers that Adam stores for each tuned weight."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sample to show."""
+    """A sample to print."""
 
     prompt: str
     text: str
@@ -46,12 +46,12 @@ class Example:
 
 
 @dataclass(frozen=True)
-class DryLook:
-    """What was seen."""
+class ProbeResult:
+    """What the probe found."""
 
     contexts: int
-    """Those that were sampled; ``look`` has the ones with a verdict."""
-    look: Look
+    """Contexts that were sampled; ``stats`` covers those with a verdict."""
+    stats: ProbeStatistics
     pace: Pace
     tokens: float
     """Mean length of a completion."""
@@ -62,30 +62,30 @@ class DryLook:
     failures: Counter[str]
     """Failed checks by kind."""
     failure: CheckFailure | None
-    """One of them."""
+    """One of the failed checks."""
     seconds: tuple[float, float]
-    """The whole run, if satisfaction stays as it is, and if every sample satisfied."""
+    """For the whole run: if satisfaction stays as it is, and if every sample satisfied."""
     seconds_evaluating: float
-    """Those of them that evaluations take."""
+    """For the evaluations, a part of ``seconds``."""
     memory: float
     """Bytes that a run should need in this process."""
 
 
-def take(job: Job, inputs: Inputs, count: int, tell: Tell) -> DryLook:
+def probe(job: Job, inputs: Inputs, count: int, tell: Tell) -> ProbeResult:
     """Draw M samples of the base for ``count`` contexts, the first that the run would draw."""
-    with closing(Judge(inputs.constraints, Limits.of(job.settings))) as judge:  # first: it may have to fork
-        return _taken(job, inputs, count, judge, tell)
+    with closing(Judge(inputs.constraints, Limits.of(job.settings))) as judge:  # first: it may fork
+        return _probe(job, inputs, count, judge, tell)
 
 
-def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> DryLook:
+def _probe(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> ProbeResult:
     config = job.settings
     judge.require_columns(inputs.tuning)
     judge.require_columns(inputs.held_out)
-    # New adapters change nothing: the model with them is the base, and its gradient takes what theirs does.
+    # With new adapters the model is still the base, and its gradient takes as long as the run's.
     base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
     for notice in notices_on_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out]):
         tell(notice)
-    prompts = base.encode(inputs.tuning, config.max_completion_length)  # all: one that does not fit is told now
+    prompts = base.encode(inputs.tuning, config.max_completion_length)  # all of them, to refuse one that is too long
     base.encode(inputs.held_out, config.max_completion_length)
     chosen = ContextStream(inputs.tuning, config.seed).draw(0, min(count, len(inputs.tuning)))
     contexts = [inputs.tuning[i] for i in chosen]
@@ -99,15 +99,15 @@ def _taken(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> Dr
     samples = assemble(contexts, [prompts[i] for i in chosen], list(chunks), config.num_generations)
     sampling = (time.perf_counter() - started) / samples.lengths.numel()
     tell("judging them")
-    verdicts, constraint = _judged(judge, samples)
+    verdicts, constraint = _judge(judge, samples)
     for notice in judge.notices:
         tell(notice)
     tell("timing a gradient")
-    pace = Pace(sampling, constraint, *_timed_scores(base, samples, verdicts, config))
-    return _seen(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
+    pace = Pace(sampling, constraint, *_time_scoring(base, samples, verdicts, config))
+    return _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
 
 
-def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
+def _judge(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
     """Verdicts on all samples, and the seconds for one, without the start of the workers."""
     owners = [context for context in samples.contexts for _ in range(samples.shape[1])]
     texts = [text for row in samples.texts for text in row]
@@ -118,8 +118,8 @@ def _judged(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
     return verdicts, (time.perf_counter() - started) / len(texts)
 
 
-def _timed_scores(base: LanguageModel, samples: Samples, verdicts: Verdicts, config: CDPGConfig) -> tuple[float, float]:
-    """Seconds to score a sample, and to take its gradient; of satisfying ones where there are enough."""
+def _time_scoring(base: LanguageModel, samples: Samples, verdicts: Verdicts, config: CDPGConfig) -> tuple[float, float]:
+    """Seconds to score a sample, and to compute its gradient; satisfying samples come first."""
     order = sorted(range(len(verdicts.b)), key=lambda row: verdicts.b[row] == 0)
     rows = torch.tensor(order[:_TIMED_ROWS])
     started = time.perf_counter()
@@ -134,18 +134,18 @@ def _timed_scores(base: LanguageModel, samples: Samples, verdicts: Verdicts, con
 
 
 def _memory(base: LanguageModel, config: CDPGConfig) -> float:
-    """The most that was held so far, a gradient included, and what a run holds beside that.
+    """Peak memory so far, a gradient included, plus what a run needs in addition.
 
-    With adapters the base needs no copy of its own, and Adam's moments are those of the adapters.
+    With adapters the base needs no second copy, and Adam's moments are those of the adapters.
     """
     parameters = list(base.module.parameters())
     tuned = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     copied = 0 if config.lora_rank else sum(p.numel() * p.element_size() for p in parameters)
     found = memory.peak()
-    return found.get("GPU memory", found["memory"]) + _MOMENTS * tuned + copied
+    return found.get("GPU memory", found["memory"]) + _ADAM_MOMENTS * tuned + copied
 
 
-def _seen(
+def _result(
     samples: Samples,
     verdicts: Verdicts,
     pace: Pace,
@@ -153,7 +153,7 @@ def _seen(
     config: CDPGConfig,
     inputs: Inputs,
     memory_needed: float,
-) -> DryLook:
+) -> ProbeResult:
     per_context = samples.shape[1]
     without = verdicts.failures.keys() | verdicts.inapplicable
     applicable = len(verdicts.b) - len(verdicts.inapplicable)
@@ -163,7 +163,7 @@ def _seen(
         if judged:
             z.append(sum(judged) / len(judged))
             hits.append(sum(b > 0 for b in judged) / len(judged))
-    look = Look(
+    stats = ProbeStatistics(
         method=config.method,
         contexts_per_epoch=config.contexts_per_epoch,
         samples=per_context,
@@ -183,11 +183,11 @@ def _seen(
         for satisfying in (share, 1.0)
     )
     evaluating = context * evaluated_contexts(config, len(inputs.held_out))
-    look = dataclasses.replace(look, evaluations=evaluating / low if low else 0.0)
+    stats = dataclasses.replace(stats, evaluations=evaluating / low if low else 0.0)
     rows = [row for row in range(len(verdicts.b)) if row not in without]
-    return DryLook(
+    return ProbeResult(
         contexts=samples.shape[0],
-        look=look,
+        stats=stats,
         pace=pace,
         tokens=float(samples.lengths.double().mean()),
         satisfying=_examples(samples, verdicts, [row for row in rows if verdicts.b[row] > 0]),
@@ -202,7 +202,7 @@ def _seen(
 
 
 def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: int = 3) -> list[Example]:
-    """A few of the rows, of different contexts where that can be had."""
+    """A few of the rows, of different contexts if possible."""
     per_context = samples.shape[1]
     spread = sorted(rows, key=lambda row: (row % per_context, row // per_context))
     first: dict[int, int] = {}
@@ -216,5 +216,5 @@ def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: 
 
 
 def _prompt(context: Context) -> str:
-    """Text, or the last message of a chat."""
+    """The prompt's text, or the last message of a chat."""
     return context.prompt if isinstance(context.prompt, str) else str(context.prompt[-1].get("content", ""))

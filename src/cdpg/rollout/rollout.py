@@ -1,4 +1,4 @@
-"""What an epoch or a block of an evaluation works on: samples with their verdicts and log-probabilities."""
+"""The rollout: samples with their verdicts and log-probabilities, of an epoch or a block of an evaluation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cdpg.target.target import log_target
 
 @dataclass(frozen=True)
 class Rollout:
-    """All that is known of an epoch's samples before the gradient; float64 on the CPU.
+    """An epoch's samples before the gradient; float64 on the CPU.
 
-    ``[context, sample]`` tensors cover the contexts of all processes, so that every decision is the same everywhere;
+    ``[context, sample]`` tensors cover the contexts of all processes, so that every process decides the same;
     ``samples`` and ``[context, sample, token]`` tensors are this process's own.
     """
 
@@ -32,7 +32,7 @@ class Rollout:
     failed: Tensor
     """``[context, sample]``: whether the check failed."""
     log_q: Tensor
-    """``[context, sample]``: log-probability under the distribution the samples came from."""
+    """``[context, sample]``: log-probability under the model that drew the samples."""
     log_a: Tensor
     """``[context, sample]``: log-probability under the base; 0 where it was not needed."""
     lengths: Tensor
@@ -41,13 +41,13 @@ class Rollout:
     token_log_a: Tensor
     """``[context, sample, token]``: the base's log-probabilities of this process's tokens."""
     first_context: int
-    """Where this process's contexts start among all."""
+    """Index of this process's first context."""
     total: Callable[[Tensor], Tensor]
     """Sum of a tensor over all processes."""
     checks: Mapping[str, int] = field(default_factory=dict)
-    """``failed_timeout`` and its like: samples whose check failed or, built-in, was exhausted, over all processes."""
+    """Counts over all processes, such as ``failed_timeout`` and ``exhausted_cpu``: failed and exhausted checks."""
     failures: Mapping[int, CheckFailure] = field(default_factory=dict)
-    """Why a check failed, by this process's own rows."""
+    """Why a check failed, by row of this process."""
 
     @property
     def inapplicable(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The first half of an epoch: contexts → samples and log q → b → log a, put together over all processes."""
+"""The first half of an epoch: draws samples with log q, judges them (b), scores the base (log a), joins processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stopwatch:
         self._clock, self._since = clock, clock()
 
     def lap(self, stage: str) -> None:
-        """Book the time since the last lap to a stage."""
+        """Add the time since the last lap to a stage."""
         now = self._clock()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
         self._since = now
@@ -38,10 +38,10 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the constraint says of this process's samples."""
+    """The verdicts on this process's samples."""
 
     b: Tensor
-    """``[context, sample]``: 0 where there is no verdict."""
+    """``[context, sample]``: 0 without a verdict."""
     failures: dict[int, CheckFailure]
     """By row of the flattened ``b``."""
     inapplicable: list[int]
@@ -66,7 +66,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws an epoch's samples and has them judged and scored."""
+    """Draws an epoch's samples, judges and scores them."""
 
     policy: LanguageModel
     base: LanguageModel
@@ -86,9 +86,9 @@ class Sampler:
         watch: Stopwatch,
         stream: str = "train",
     ) -> Rollout:
-        """The record of one epoch; ``contexts`` and ``prompts`` are those of all processes.
+        """The rollout of one epoch; ``contexts`` and ``prompts`` are those of all processes.
 
-        The base scores the satisfying samples alone, unless ``every_sample`` is asked for.
+        The base scores only the satisfying samples, unless ``every_sample`` is set.
         """
         share = self.processes.share(len(contexts))
         own = [contexts[i] for i in share], [prompts[i] for i in share]
@@ -135,7 +135,7 @@ class Sampler:
         watch: Stopwatch,
         stream: str,
     ) -> tuple[Samples, Checked]:
-        """Samples of this process's contexts, and what the constraint says of them, which it does meanwhile."""
+        """Samples of this process's contexts, and their verdicts; workers judge one chunk while the next is drawn."""
         chunks: list[Chunk] = []
         pending: list[Pending] = []
         per_context = self.config.num_generations
@@ -175,7 +175,7 @@ class Sampler:
         return Checked(table, dict(sorted(failures.items())), sorted(inapplicable), exhausted)
 
     def _counted(self, checked: Checked) -> dict[str, int]:
-        """Failures and exhaustion by kind, over all processes; what did not occur is left out."""
+        """Failed and exhausted checks by kind, over all processes; kinds that did not occur are left out."""
         failed = Counter(failure.kind for failure in checked.failures.values())
         names = [*(f"failed_{kind}" for kind in KINDS), *(f"exhausted_{kind}" for kind in KINDS)]
         own = [*(failed[kind] for kind in KINDS), *(checked.exhausted[kind] for kind in KINDS)]

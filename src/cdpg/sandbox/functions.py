@@ -52,6 +52,14 @@ def traits_of(function: Callable[..., Any]) -> Traits:
     return Traits(prepare=prepare if callable(prepare) else None)
 
 
+def prepare_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the function's ``prepare``, if it has one, and return the function."""
+    prepare = traits_of(function).prepare
+    if prepare is not None:
+        prepare()
+    return function
+
+
 def reference_of(function: Callable[..., Any]) -> str | None:
     """``module:name`` if another process can import the function by it; None for lambdas, objects and scripts."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdpg.sandbox.functions import resolve, traits_of
+from cdpg.sandbox.functions import prepare_function, resolve, traits_of
 from cdpg.sandbox.limits import Limits, adopt_orphans, close_standard_streams, reset_signals, use_one_malloc_arena
 from cdpg.sandbox.output import MAX_CAPTURED
 from cdpg.sandbox.protocol import Channel, pack, unpack
@@ -190,11 +190,11 @@ class Supervisor:
 
     def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
         batch = self._batches[chunk.batch]
-        indices = slice(chunk.indices.start, chunk.indices.stop)
+        part = slice(chunk.indices.start, chunk.indices.stop)
         cpu = self._limits.cpu_seconds if self._is_deterministic(batch) else None
         message = {
             "function": batch.function,
-            "arguments": {key: pack(values[indices]) for key, values in batch.arguments.items()},
+            "arguments": {key: pack(values[part]) for key, values in batch.arguments.items()},
             "one_by_one": chunk.one_by_one,
             "cpu": cpu,
             "megabytes": self._limits.megabytes,
@@ -358,14 +358,6 @@ def _failure_cause(status: int | None, limits: Limits, deterministic: bool, wait
         name = next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
         return "crashed" if -status in _CRASHES else "died", f"the worker was ended by {name}"
     return "died", f"the worker ended with status {status}"
-
-
-def prepare_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the function's ``prepare``, if it has one, and return the function."""
-    prepare = traits_of(function).prepare
-    if prepare is not None:
-        prepare()
-    return function
 
 
 def serve(end: socket.socket, functions: Mapping[str, Callable[..., Any] | None], limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a run: how many there are, and what they must agree on, shares of the contexts and sums over all."""
+"""The training processes of a run: their shares of the contexts, sums and gathers over all of them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Processes:
         return bool(self.accelerator.is_main_process)
 
     def share(self, total: int) -> range:
-        """This process's part of ``range(total)``; parts are consecutive and differ by at most one."""
+        """This process's part of ``range(total)``; parts are consecutive and their sizes differ by at most one."""
         index = self.accelerator.process_index
         return range(index * total // self.count, (index + 1) * total // self.count)
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, on every one of them."""
+        """The sum over all processes, on every process."""
         if self.count == 1:
             return tensor
         moved = tensor.to(self.accelerator.device)
@@ -48,17 +48,17 @@ class Processes:
         return summed.to(tensor.device)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether ``flag`` is true in any process."""
         return bool(self.total(torch.tensor(int(flag))))
 
     def join(self, own: Tensor, share: range, total: int) -> Tensor:
-        """Put every process's rows together, ``[share, …]`` to ``[total, …]``."""
+        """Join the rows of all processes, ``[share, …]`` to ``[total, …]``."""
         whole = own.new_zeros(total, *own.shape[1:])
         whole[share.start : share.stop] = own
         return self.total(whole)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients of all processes; one that had nothing to differentiate contributes zeros."""
+        """Sum the gradients over all processes; a process without a gradient contributes zeros."""
         if self.count == 1:
             return
         for parameter in parameters:
@@ -66,11 +66,11 @@ class Processes:
             parameter.grad = self.total(gradient)
 
     def gather(self, own: Sequence[T]) -> list[T]:
-        """The items of every process, in their order, on each of them."""
+        """The items of all processes, in the order of the processes, on every process."""
         return list(own) if self.count == 1 else list(gather_object(list(own)))
 
     def from_main(self, own: T) -> T:
-        """The main process's value, on every process; it is sent as gather sends it."""
+        """The main process's value, on every process."""
         return self.gather([own] if self.is_main else [])[0]
 
     def wait(self) -> None:
@@ -78,12 +78,12 @@ class Processes:
 
 
 def processes_here() -> int:
-    """Training processes on this machine, as a launcher says it: they share the cores."""
+    """Training processes on this machine, as the launcher says; they share the cores."""
     return _launched("LOCAL_WORLD_SIZE")
 
 
 def processes_in_all() -> int:
-    """Training processes on all machines, as a launcher says it."""
+    """Training processes on all machines, as the launcher says."""
     return _launched("WORLD_SIZE")
 
 
@@ -93,8 +93,8 @@ def _launched(variable: str) -> int:
 
 
 def make_accelerator(config: CDPGConfig) -> Accelerator:
-    """Processes, device and trackers as the settings ask for them."""
-    # Precision is the models' own affair: autocast is entered where a model runs, and nowhere else.
+    """The accelerator for the settings' device and trackers."""
+    # Without mixed precision: the models enter autocast themselves.
     require_trackers(config.report_to)
     known = sorted(str(tracker) for tracker in get_available_trackers())
     if missing := [name for name in config.report_to if name not in known]:

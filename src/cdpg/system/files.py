@@ -1,11 +1,11 @@
-"""The ways in which files and folders are changed: whole or not at all, and never through a link.
+"""Atomic changes of files and folders; nothing is written through a symbolic link.
 
-A folder that is being replaced passes through names that start with a dot, so that a kill leaves nothing that could be
-taken for a whole one:
+While a folder is replaced it has a name that starts with a dot, so that a kill never leaves a partial folder under the
+final name:
 
-- ``.writing-…``: not finished; removed by the next writer.
-- ``.replaced-…``: whole, moved aside while a new one takes its name; used if that one is missing.
-- ``.removing-…``: given up; removed by the next writer.
+- ``.writing-…``: incomplete; removed by the next writer.
+- ``.replaced-…``: complete, moved aside for a new one; restored if the new one is missing.
+- ``.removing-…``: being removed; removed by the next writer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 def refuse_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuse to write where one of ``names`` is a link: what is written in a folder must stay in it."""
+    """Refuse to write if one of ``names`` is a link: what is written in a folder must stay in it."""
     for name in names:
         path = folder / name
         if path.is_symlink():
@@ -34,7 +34,7 @@ def refuse_links(folder: Path, names: Iterable[str]) -> None:
             )
 
 
-# --- single changes: every one of them goes through one of these ---
+# --- single changes: all others are made of these ---
 
 
 def make_folder(path: Path) -> None:
@@ -42,17 +42,17 @@ def make_folder(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file anew; a link in its place is an error."""
+    """Write a file, replacing its content; a link in its place is an error."""
     _write(path, data, os.O_TRUNC)
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Add to the end of a file; a link in its place is an error."""
+    """Append to a file; a link in its place is an error."""
     _write(path, data, os.O_APPEND)
 
 
 def cut(path: Path, length: int) -> None:
-    """Drop what comes after the first ``length`` bytes of a file; a link in its place is an error."""
+    """Truncate a file to ``length`` bytes; a link in its place is an error."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.ftruncate(descriptor, length)
@@ -61,7 +61,7 @@ def cut(path: Path, length: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,7 +74,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it, or whatever else bears its name; links are removed, not followed."""
+    """Remove a folder with its content, or a file; links are removed, not followed."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
     else:
@@ -95,7 +95,7 @@ def _write(path: Path, data: bytes, how: int) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Readers see the old content or the new, also after a crash."""
+    """Replace a file atomically: readers see the old content or the new one, even after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_bytes(temporary, data)
@@ -109,14 +109,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until all files of a folder, and their names, are on the disk."""
+    """Flush all files of a folder, and its entries, to the disk."""
     for path in sorted(folder.rglob("*")):
         sync(path)
     sync(folder)
 
 
 def publish(writing: Path, final: Path) -> None:
-    """Give a written folder its name. At every moment one of that name, if there was one, can be found."""
+    """Give a complete folder its final name. An earlier one of that name can be restored at every moment."""
     if final.exists():
         rename(final, final.with_name(REPLACED + final.name))
     rename(writing, final)
@@ -124,7 +124,7 @@ def publish(writing: Path, final: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder, renamed first: a kill half-way leaves nothing that could be taken for a whole one."""
+    """Remove a folder. It is renamed first, so that a kill never leaves a partial folder under its name."""
     removing = path.with_name(REMOVING + path.name)
     with contextlib.suppress(OSError):
         rename(path, removing)
@@ -132,7 +132,7 @@ def discard(path: Path) -> None:
 
 
 def tidy(folder: Path, name: str = "") -> None:
-    """Remove what a killed writer left behind, of all or of one ``name``. For the folder's writer only."""
+    """Clean up after a killed writer, for all names or for one ``name``. Only the folder's writer may call it."""
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             if path.name.startswith((WRITING + name, REMOVING + name, REPLACED + name)):
@@ -142,7 +142,7 @@ def tidy(folder: Path, name: str = "") -> None:
 
 
 def _clear_up(path: Path) -> None:
-    """Finish or undo the step that ``path``'s name stands for."""
+    """Complete or undo the interrupted step that ``path``'s name shows."""
     original = path.with_name(path.name.removeprefix(REPLACED))
     if original == path:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Out of memory, told with the stage that needed it and what lowers the need; and the most that was used."""
+"""Errors for failed allocations, with the stage and the setting to lower; and the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from cdpg.errors import RunError
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "alloc_failed")
-"""What the allocators of CPUs and accelerators say, in lower case; on a CPU it is a plain RuntimeError."""
+"""Messages of the allocators of CPUs and accelerators, in lower case; on a CPU it is a plain RuntimeError."""
 
 
 @contextmanager
 def needed_for(stage: str, advice: str) -> Iterator[None]:
-    """Turn a failed allocation within it into an error that says what to lower."""
+    """Turn a failed allocation within the block into a RunError that says what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -28,16 +28,16 @@ def needed_for(stage: str, advice: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception stands for memory that could not be had, on any device."""
+    """Whether an exception means that an allocation failed, on any device."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS))
 
 
 def peak() -> dict[str, int]:
-    """The most bytes this process has held so far: ``memory``, and ``GPU memory`` where there is one."""
+    """Peak bytes of this process so far: ``memory``, and ``GPU memory`` if there is a GPU."""
     unit = 1 if sys.platform == "darwin" else 1024
     found = {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    torch = sys.modules.get("torch")  # not loaded: it has used no GPU
+    torch = sys.modules.get("torch")  # if it is not loaded, no GPU is used
     if torch is not None and torch.cuda.is_available():
         found["GPU memory"] = sum(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
     return found

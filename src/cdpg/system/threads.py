@@ -1,9 +1,8 @@
-"""Threads beside other programs: how they wait for each other, and whether the cores are taken.
+"""How PyTorch's threads wait for each other, and whether other programs take the cores.
 
-PyTorch's threads meet after every operation. By default a thread that waits there spins for a few milliseconds: the
-fastest way on an idle machine, but a waste of the core that the others need on a busy one, where the thread that is
-waited for is not running. The number of threads is never changed here: it decides the order of sums, and so the last
-bits of every result.
+PyTorch's threads meet after every operation. By default a waiting thread spins for a few milliseconds. That is fastest
+on an idle machine; on a busy one it wastes the core that another thread needs. The number of threads is never changed
+here: it decides the order of sums, and so the last bits of every result.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 _SPINS = "1000"
-"""How often a waiting thread looks before it sleeps, about a microsecond. See docs/cluster.md for what it costs."""
+"""How often a waiting thread spins before it sleeps, about a microsecond in all. docs/cluster.md has the cost."""
 _CHOSEN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""What a user sets to choose another way to wait."""
+"""Variables by which a user chooses another way to wait."""
 _BUSY_SHARE = 0.25
-"""Share of its time that a process spends waiting for a core, from which on the machine is called busy."""
+"""The machine counts as busy from this share of time that a process waits for a core."""
 
 
 def limit_spinning(environment: MutableMapping[str, str] | None = None) -> bool:
-    """Have waiting threads sleep soon. Whether that was possible: the OpenMP library reads it when torch is loaded."""
+    """Let waiting threads sleep soon; False if it is too late, since OpenMP reads the variable when torch is loaded."""
     environment = os.environ if environment is None else environment
     if "torch" in sys.modules or any(name in environment for name in _CHOSEN):
         return False
@@ -32,14 +31,14 @@ def limit_spinning(environment: MutableMapping[str, str] | None = None) -> bool:
 
 
 class CoreWatch:
-    """Measures how long this process's threads are ready to run and get no core, as Linux counts it."""
+    """Measures how long this process's threads are ready to run but get no core, as Linux counts it."""
 
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
         self._tasks = tasks
         self._waited, self._started = _waited(tasks), time.perf_counter()
 
     def notice(self, threads: int) -> str | None:
-        """One sentence if other programs took the cores since the start; None elsewhere or where it is not known."""
+        """A sentence if other programs took the cores since the start; None if not, or if it is not known."""
         seconds = time.perf_counter() - self._started
         waited = _waited(self._tasks)
         if waited is None or self._waited is None or seconds <= 0:
@@ -57,7 +56,7 @@ class CoreWatch:
 
 
 def _waited(tasks: Path) -> float | None:
-    """Seconds that all threads were ready and did not run; None where the system does not count them."""
+    """Seconds for which threads were ready but did not run, summed; None if the system does not count them."""
     try:
         nanoseconds = [int((task / "schedstat").read_text().split()[1]) for task in sorted(tasks.iterdir())]
     except (OSError, ValueError, IndexError):

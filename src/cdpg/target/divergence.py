@@ -1,4 +1,4 @@
-"""How far a policy is from the ideal model, and from the base (section 5)."""
+"""Divergences of a policy from the target and from the base (the paper's appendix A.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdpg.target.partition import log_partition, weights
 
 
 def kl_target_policy(log_target: Tensor, log_policy: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """KL(p_c, π) of each context by the paper's Algorithm 2, from samples of π; NaN where no sample satisfies.
+    """KL(p_c, π) of each context by the paper's Algorithm 2, from samples of π; NaN if no sample satisfies.
 
     ``mean_j w_j (log P_c(x_j)/π(x_j|c) − log Ẑ_c)`` with ``w = P_c / ((Ẑ_c + ε) π)``; ``[context, sample]`` to
     ``[context]``. Samples with P_c = 0 contribute 0. It cannot exceed log M.
@@ -24,20 +24,20 @@ def kl_target_policy(log_target: Tensor, log_policy: Tensor, valid: Tensor, epsi
 
 
 def kl_policy_base(log_policy: Tensor, log_base: Tensor, valid: Tensor) -> Tensor:
-    """KL(π, a) of each context from samples of π: mean_j log π(x_j|c) − log a(x_j|c); NaN where none is valid."""
+    """KL(π, a) of each context from samples of π: mean_j log π(x_j|c) − log a(x_j|c); NaN if none is valid."""
     gap = (log_policy - log_base).where(valid, torch.zeros_like(log_policy))
     return gap.sum(dim=1) / valid.sum(dim=1)
 
 
 def mean_over_covered(per_context: Tensor) -> tuple[float | None, float]:
-    """The mean over contexts that have a value, and their share (coverage); nothing covered: None."""
+    """The mean over contexts that have a value, or None if none has, and their share (coverage)."""
     covered = ~per_context.isnan()
     share = float(covered.double().mean()) if len(per_context) else 0.0
     return (float(per_context[covered].mean()) if covered.any() else None), share
 
 
 def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:
-    """KL(p_c, π_k) of each model k from one pool of samples of them all; NaN where no sample of the pool satisfies.
+    """KL(p_c, π_k) of each model k from one pool of samples of all models; NaN if no sample of the pool satisfies.
 
     The pool holds equally many samples of every model, so that it is drawn from the mixture q̄ = mean_k π_k (balance
     heuristic). With w ∝ P_c/q̄ normalised over the pool, KL(p_c, π_k) = Σ_j w_j (log P_c(x_j) − log Ẑ_c − log π_k(x_j)).

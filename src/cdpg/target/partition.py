@@ -1,8 +1,8 @@
-"""The partition function Z_c and what its estimate tells.
+"""The partition function Z_c: its estimate, importance weights, and statistics over contexts.
 
 Everything is a function of the importance ratio P_c(x)/q(x|c) of M samples for each of N contexts,
-``log_ratio[context, sample]``. Samples whose check failed are not ``valid`` and count nowhere; a context without any
-valid sample leaves every mean over contexts.
+``log_ratio[context, sample]``. Samples without a verdict are not ``valid`` and count nowhere; a context without any
+valid sample is left out of every mean over contexts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
 def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
     """P_c(x) / ((Z + ε) q(x|c)), ``[context, sample]``, for Z per context (``[context]``) or one for all (a scalar).
 
-    A context without a satisfying sample has weight 0 throughout: it stays in the mean.
+    A context without a satisfying sample has weights 0 and stays in the mean.
     """
     z = log_z.exp() + epsilon
     weight = log_ratio.exp() / (z[:, None] if z.dim() else z)
@@ -31,7 +31,7 @@ def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """What the partition estimates of some contexts say about the target."""
+    """Statistics of the partition estimates of some contexts."""
 
     mean: float
     """Mean of Ẑ_c over contexts."""
@@ -47,7 +47,10 @@ class PartitionSummary:
 
 
 def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
-    """The figures of section 5 for ``[context, sample]`` ratios."""
+    """Mean, normalised deviation, coverage and effective sample size of ``[context, sample]`` importance ratios.
+
+    The normalised deviation is that of the paper's appendix A.5.
+    """
     judged = valid.any(dim=1)
     ratio = log_ratio.exp().where(valid, torch.zeros_like(log_ratio))[judged]
     valid = valid[judged]

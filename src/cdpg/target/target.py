@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def log_target(log_a: Tensor, b: Tensor) -> Tensor:
-    """log P_c(x) = log a(x|c) + log b(x,c), ``[context, sample]``; −∞ where b = 0, whatever stands in ``log_a``.
+    """log P_c(x) = log a(x|c) + log b(x,c), ``[context, sample]``; −∞ where b = 0.
 
-    The base need not be asked about a sample with b = 0, so ``log_a`` may hold anything there.
+    A sample with b = 0 needs no base score, so ``log_a`` may hold any value there.
     """
     return (log_a + b.log()).masked_fill(b == 0, -math.inf)
