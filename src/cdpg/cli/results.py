@@ -102,7 +102,7 @@ def evaluate(
         own = _is_own(job, inputs, known, tell)
         target = output or (folder.evaluation if own else _elsewhere())
         from cdpg.jobs.comparison import evaluate_model
-        from cdpg.storage.card import write_evaluation
+        from cdpg.storage.evaluations import write_evaluation
 
         quiet_transformers()
         result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, read_tuned_on(folder))

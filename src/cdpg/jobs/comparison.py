@@ -24,7 +24,7 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
 from cdpg.storage import overwriting, schedule
-from cdpg.storage.card import write_evaluation
+from cdpg.storage.evaluations import write_evaluation
 from cdpg.storage.json_files import mapping, read_json, write_json, write_yaml
 from cdpg.storage.provenance import how_to_resume, raise_if_stopped, versions
 from cdpg.storage.run_folder import RunFolder, costs

@@ -17,7 +17,7 @@ from cdpg.evaluation.catalogue import METRICS, fixed
 from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.messages.text import plain_text
 from cdpg.models.names import EMBEDDED
-from cdpg.storage.json_files import mapping, read_json, sequence, write_json
+from cdpg.storage.json_files import mapping, read_json, sequence
 from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.storage.usage import is_hub_id, program, settings_in_words
 from cdpg.system import files
@@ -29,19 +29,6 @@ _METHODS = {
     "reinforce": "Reinforce, which maximises the constraint alone",
     "ziegler": "PPO with a penalty on the distance from the base",
 }
-
-
-def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a run's figures, its costs with them, and its model's card anew; what was written."""
-    figures = {**result, "costs": {"tuned": costs(run)}}
-    try:
-        files.make_folder(run.path)  # a trainer may evaluate before it has trained
-    except OSError as error:
-        raise RunError(f"cannot make the folder {str(run.path)!r}: {error.strerror or error}") from error
-    write_json(run.evaluation, figures)
-    if run.model.is_dir():
-        write_card(run.model, run)
-    return figures
 
 
 def write_card(model: Path, run: RunFolder) -> None:

@@ -36,6 +36,7 @@ from cdpg.sandbox.limits import Limits
 from cdpg.storage import card, provenance, schedule, usage
 from cdpg.storage.atomic import write_folder
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
+from cdpg.storage.evaluations import write_evaluation
 from cdpg.storage.hub import push_folder
 from cdpg.storage.journal import Journal
 from cdpg.storage.run_folder import RunFolder
@@ -222,7 +223,7 @@ class CDPGTrainer(TakesCallbacks):
             found = self._evaluations.at_end(tell)
         if found is None:  # not the main process
             return {}
-        return card.write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
+        return write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""

@@ -1,0 +1,25 @@
+"""``evaluation.json``: what the final evaluation of a run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cdpg.errors import RunError
+from cdpg.storage.card import write_card
+from cdpg.storage.json_files import write_json
+from cdpg.storage.run_folder import RunFolder, costs
+from cdpg.system import files
+
+
+def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a run's figures, its costs with them, and its model's card anew; what was written."""
+    figures = {**result, "costs": {"tuned": costs(run)}}
+    try:
+        files.make_folder(run.path)  # a trainer may evaluate before it has trained
+    except OSError as error:
+        raise RunError(f"cannot make the folder {str(run.path)!r}: {error.strerror or error}") from error
+    write_json(run.evaluation, figures)
+    if run.model.is_dir():
+        write_card(run.model, run)
+    return figures
