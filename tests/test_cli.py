@@ -170,6 +170,45 @@ def test_a_second_run_in_the_same_folder_continues_or_replaces_the_first(
     assert (workplace / "out" / "notes.txt").exists()
 
 
+def test_a_run_is_continued_by_its_folder_alone(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*options: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *options, "--no-report"])
+        return ended.value.code, capsys.readouterr().err
+
+    monkeypatch.chdir(workplace)
+    settings = [
+        "--seed",
+        "5",
+        "--set",
+        "evaluate_every=0",
+        "--set",
+        "evaluate_at_end=false",
+        "--set",
+        "warmup_epochs=0",
+    ]
+    assert run(*OWN, *SMALL, *settings, "--output-dir", "whole", "--epochs", "3")[0] == 0
+    assert run(*OWN, *SMALL, *settings, "--output-dir", "out", "--epochs", "2")[0] == 0
+    status, told = run("--resume", "--output-dir", "out", "--epochs", "3")
+    assert status == 0, told
+    assert (workplace / "out" / "samples.jsonl").read_bytes() == (workplace / "whole" / "samples.jsonl").read_bytes()
+    assert run("--resume", "--set", "output_dir=out")[0] == 0
+    status, told = run("--resume", "--output-dir", "out", "--seed", "6")
+    assert (status, "seed" in told) == (2, True), told
+    status, told = run("--resume", "--output-dir", "oud")
+    assert (status, "there is no run to continue in 'oud': it holds no config.yaml; did you mean 'out'?" in told) == (
+        2,
+        True,
+    )
+    status, told = run("--resume")
+    assert (status, "such as --output-dir runs/mine" in told) == (2, True)
+    write_yaml(workplace / "out" / "config.yaml", {"epochs": 3, "output_dir": "out"})
+    status, told = run("--resume", "--output-dir", "out")
+    assert (status, "continue it there, with train(resume_from_checkpoint=True)" in told) == (2, True), told
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: int, status: int) -> None:
     arguments = ["run", *OWN, *SMALL, "--epochs", "100000", "--output-dir", "out", "--set", "warmup_epochs=0"]

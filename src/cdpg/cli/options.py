@@ -15,8 +15,12 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
-from cdpg.jobs.job import Job, gather
+from cdpg.config import read_yaml
+from cdpg.errors import UserError
+from cdpg.jobs.job import NEEDED, Job, gather
+from cdpg.messages.nearest import nearest_folder
 from cdpg.messages.terms import on_command_line
+from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import TASKS, find_task
 
 _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
@@ -130,11 +134,13 @@ def _asked(
     """What a job may be asked for by, in the order of the help."""
 
 
-def makes_job(folder: str, *left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def makes_job(
+    folder: str, *left_out: str, by_folder: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options above, before its own, and hand it the job they ask for as its first argument.
 
     ``folder`` is the run's below ``runs/`` where a task is named and no folder; ``left_out`` are options that the
-    command has no use for.
+    command has no use for. With ``by_folder``, --resume needs no more than the folder of the run.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -144,7 +150,8 @@ def makes_job(folder: str, *left_out: str) -> Callable[[Callable[..., None]], Ca
 
         @functools.wraps(command)
         def with_job(**values: Any) -> None:
-            command(_job({name: values.pop(name) for name in shared}, folder), **values)
+            asked = {name: values.pop(name) for name in shared}
+            command(_job(asked, folder, to_resume=by_folder and values["resume"]), **values)
 
         signature = inspect.Signature([*shared.values(), *own])
         setattr(with_job, "__signature__", signature)  # noqa: B010 - an assignment is what mypy forbids
@@ -153,13 +160,40 @@ def makes_job(folder: str, *left_out: str) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-def _job(asked: dict[str, Any], folder: str) -> Job:
-    """The job of a command: a task's name or a configuration file, overlaid by the options."""
-    task, settings = asked.pop("task"), asked.pop("settings")
+def _job(asked: dict[str, Any], folder: str, to_resume: bool) -> Job:
+    """The job of a command: a task's name or a configuration file, overlaid by the options.
+
+    One ``to_resume`` that is named by its folder alone is what the folder's own configuration file says.
+    """
+    task, settings = asked.pop("task"), asked.pop("settings") or []
     config = Path(task) if task is not None and task not in TASKS else None
     if config is not None and not config.suffix and not config.exists():
         find_task(str(task))  # it looks like a task's name: say which there are
-    values = gather(config, {"task": task if config is None else None, **asked}, settings or [])
+    options = {"task": task if config is None else None, **asked}
+    values = gather(config, options, settings)
+    if to_resume and task is None and not all(values.get(key) for key in NEEDED):
+        values = {**_values_of_run(values.get("output_dir")), **values}
     if values.get("task") and "output_dir" not in values:
         values["output_dir"] = "runs/" + folder.format(task=values["task"], method=values.get("method") or "cdpg")
     return Job.from_mapping(values)
+
+
+def _values_of_run(folder: Any) -> dict[str, Any]:
+    """What the run in a folder is, to continue it."""
+    if not isinstance(folder, str):
+        raise UserError(
+            "--resume continues the run of a task, of a configuration file or of a folder: give one, such as "
+            "--output-dir runs/mine"
+        )
+    config = RunFolder(folder).config
+    if not config.is_file():
+        near = nearest_folder(Path(folder)) if not Path(folder).exists() else None
+        hint = f"; did you mean {str(near)!r}?" if near else ""
+        raise UserError(f"there is no run to continue in {folder!r}: it holds no {config.name}{hint}")
+    values = read_yaml(config)
+    if values.get("task") is None and not all(values.get(key) for key in NEEDED):
+        raise UserError(
+            f"{str(config)!r} does not name model, contexts and constraint, as of a run begun in Python: continue it "
+            "there, with train(resume_from_checkpoint=True)"
+        )
+    return values

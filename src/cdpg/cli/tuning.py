@@ -27,10 +27,12 @@ Overwrite = Annotated[
 
 
 @app.command()
-@makes_job("{task}-{method}")
+@makes_job("{task}-{method}", by_folder=True)
 def run(
     job: Job,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the output folder; it says what the run is.")
+    ] = False,
     overwrite: Overwrite = False,
     report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
 ) -> None:
@@ -45,6 +47,8 @@ def run(
       cdpg run experiment.yaml --set learning_rate=1e-5 --epochs 200
 
       cdpg run experiment.yaml --resume
+
+      cdpg run --output-dir runs/short --resume --epochs 400
     """
     job = _overwriting(job) if overwrite else job
     if not resume:

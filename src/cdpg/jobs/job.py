@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without i
 
 _ORIGIN = "origin"
 """The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
+NEEDED = ("model", "contexts", "constraint")
+"""What must be given where no task fills it in."""
 _OF_A_TASK = ("task", "preset", "constraint", "contexts", "eval_contexts", "prompt_column", "prompt_prefix")
 """What a job says of its task, or in the place of what the task says."""
 _FEW = 50
@@ -93,7 +95,7 @@ class Job:
         problems += not_texts
         if values.get("task") is not None and not not_texts:
             values = _filled_in(find_task(values["task"]), values)
-        needed = ("model", "contexts", "constraint") if values.get("task") is None else ()
+        needed = NEEDED if values.get("task") is None else ()
         missing = [key for key in needed if not values.get(key)]
         if missing:
             problems.append(
