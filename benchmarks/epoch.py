@@ -125,9 +125,9 @@ def serve_sampling(spec: Record, link: Link) -> None:
     from cdpg import CDPGConfig
     from cdpg.contexts.contexts import load_contexts
     from cdpg.models.loading import load_model
+    from cdpg.models.rng import UniformStream
     from cdpg.models.sampling import sample_chunks
     from cdpg.models.transformer import pad
-    from cdpg.models.uniforms import UniformStream
 
     config = CDPGConfig(device="cpu", max_completion_length=spec["tokens"])
     model = load_model(spec["model"], config)

@@ -23,10 +23,10 @@ from cdpg.errors import UserError
 from cdpg.models.codec import Codec
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.names import locate, require_model
+from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
 from cdpg.models.transformer import TransformerModel
-from cdpg.models.uniforms import UniformStream
 
 PROMPTS = ("a", "two dogs", "the quick brown fox jumps over one lazy dog", "def add(a, b):")
 M, LENGTH = 6, 14

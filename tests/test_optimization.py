@@ -16,8 +16,8 @@ from cdpg import CDPGConfig
 from cdpg.errors import RunError
 from cdpg.methods import Objective, WeightedObjective, make_objective
 from cdpg.models.base import LanguageModel, Rows, TokenScores
+from cdpg.models.rng import UniformStream
 from cdpg.models.tabular import TabularModel
-from cdpg.models.uniforms import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.training.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
 from uneven import VALID, Array, M, N, completions, log_prob_gradient, scored, table, uneven_epoch

@@ -24,10 +24,10 @@ from cdpg.contexts.contexts import Context
 from cdpg.models.base import Decoding, Prompt, Rows
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model
+from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import assemble, sample_chunks
 from cdpg.models.tabular import TabularModel
 from cdpg.models.transformer import TransformerModel
-from cdpg.models.uniforms import UniformStream
 from cdpg.rollout.sampler import Sampler, Stopwatch
 
 PROMPT = tuple(range(40, 47))

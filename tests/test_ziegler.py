@@ -23,9 +23,9 @@ from cdpg.methods.ziegler import (
     whiten,
 )
 from cdpg.models.base import LanguageModel
+from cdpg.models.rng import UniformStream
 from cdpg.models.scoring import score_samples
 from cdpg.models.tabular import TabularModel
-from cdpg.models.uniforms import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.snapshot import Trainable
 from cdpg.training.optimization import Updater, accumulate

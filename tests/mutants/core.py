@@ -31,7 +31,7 @@ from patching import patch
 from scores import Score, describe, report, say
 
 CORE = (
-    "models/uniforms", "models/sampling", "models/scoring", "models/beams", "target/target", "target/partition",
+    "models/rng", "models/sampling", "models/scoring", "models/beams", "target/target", "target/partition",
     "target/divergence", "rollout/rollout", "rollout/sampler", "methods/base", "methods/cdpg", "methods/dpg",
     "methods/reinforce", "methods/ziegler", "training/optimization", "evaluation/outcome", "evaluation/statistics",
     "evaluation/results", "evaluation/measures", "evaluation/unseen", "storage/checkpoints",

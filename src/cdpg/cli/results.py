@@ -245,8 +245,8 @@ def sample(
     prefix, stop = prompting(run)
     require_model(locate(path))  # before torch is loaded
     from cdpg.models.loading import load_model
+    from cdpg.models.rng import UniformStream
     from cdpg.models.sampling import assemble, sample_chunks
-    from cdpg.models.uniforms import UniformStream
 
     quiet_transformers()
     language_model = load_model(path, config)

@@ -19,7 +19,7 @@ from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.messages.foreign_names import unknown_setting
 from cdpg.messages.terms import term
 from cdpg.models.names import locate
-from cdpg.models.uniforms import UniformStream
+from cdpg.models.rng import UniformStream
 from cdpg.system.trackers import require_trackers
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,12 +17,14 @@ from transformers.utils.hub import cached_file
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError, first_line
+from cdpg.models.adapters import leaves_weights_alone, refuse_unwrapped, requested_adapters, with_adapters
 from cdpg.models.base import LanguageModel
 from cdpg.models.causal import CausalModel
 from cdpg.models.codec import Codec
+from cdpg.models.devices import check_precision, choose_device
 from cdpg.models.names import locate, require_model
 from cdpg.models.seq2seq import Seq2SeqModel
-from cdpg.models.transformer import TransformerModel, digest, inner_model
+from cdpg.models.transformer import TransformerModel, inner_model
 from cdpg.system import memory
 
 _NO_LIMIT = 10**9
@@ -40,9 +40,9 @@ def load_policy_and_base(
 ) -> tuple[LanguageModel, LanguageModel]:
     """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off.
 
-    Some adapters are part of the model even so (``_with_adapters``): then the base is a copy from before them.
+    Some adapters are part of the model even so (``with_adapters``): then the base is a copy from before them.
     """
-    peft_config = _asked_adapters(config, peft_config)
+    peft_config = requested_adapters(config, peft_config)
     if isinstance(model, LanguageModel):
         if peft_config is not None:
             raise UserError(
@@ -58,27 +58,6 @@ def load_policy_and_base(
         return policy, policy if policy.has_adapters else policy.frozen_copy(original)
 
 
-def _asked_adapters(config: CDPGConfig, peft_config: Any) -> Any:
-    """The adapters that the settings or the trainer's argument ask for, as PEFT is told; None if neither does.
-
-    Without dropout, which is off anyway.
-    """
-    if config.lora_rank is None:
-        return peft_config
-    if peft_config is not None:
-        raise UserError("lora_rank and peft_config both ask for adapters: give one of them")
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise UserError("lora_rank is set, but PEFT is not installed: pip install 'cdpg[peft]'") from error
-    names = list(config.lora_target_modules)
-    return LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=2 * config.lora_rank if config.lora_alpha is None else config.lora_alpha,
-        target_modules="all-linear" if names == ["all-linear"] else names,
-    )
-
-
 def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
     """A quantised model that Transformers cannot write: that should not come out when the run is done."""
     quantizer = getattr(module, "hf_quantizer", None)
@@ -92,7 +71,7 @@ def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
 
 def _memory(peft_config: Any) -> AbstractContextManager[None]:
     adapters = "adapters (lora_rank), which need no second copy"
-    if peft_config is not None and not _is_plain(peft_config):
+    if peft_config is not None and not leaves_weights_alone(peft_config):
         adapters = "a LoraConfig with init_lora_weights=True and bias='none', which needs no second copy"
     return memory.needed_for("loading the model", f"use a smaller model, or {adapters}")
 
@@ -141,9 +120,9 @@ def _load(
         else:
             came_in = getattr(inner_model(model), "dtype", None)
             module = _cast(model, dtype)
-        _refuse_unwrapped(module)
+        refuse_unwrapped(module)
         if peft_config is not None:
-            module, original = _with_adapters(module, peft_config)
+            module, original = with_adapters(module, peft_config)
         module = module.to(device)
         original = None if original is None else original.to(device)
     if tokenizer is None:
@@ -177,118 +156,6 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         return module.to(dtype)
     except ValueError as error:
         raise UserError(f"the model cannot be computed in {dtype}: {first_line(error)}; give it unquantised") from error
-
-
-def _with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.Module | None]:
-    """The model with new adapters, and a copy from before them unless switching them off gives back the model.
-
-    It does if the model's own parameters are the same bit for bit, and stay so since nothing trains them. Some ways to
-    begin take the adapters out of the weights first (``init_lora_weights="pissa"``), some configurations train the
-    model's biases too (``bias="all"``).
-    """
-    try:
-        from peft import get_peft_model
-    except ImportError as error:
-        raise UserError("peft_config was given, but PEFT is not installed: pip install 'cdpg[peft]'") from error
-    if peft_config.is_prompt_learning:
-        raise UserError(
-            f"{type(peft_config).__name__} learns prompts, which cannot be scored exactly here: use adapters of the "
-            f"weights, such as LoraConfig"
-        )
-    own = list(module.parameters())
-    original: Any = None if _is_plain(peft_config) else copy.deepcopy(module)
-    before = digest(own)
-    try:
-        adapted: Any = get_peft_model(module, peft_config)
-    except ValueError as error:  # such as layers that the model does not have
-        raise UserError(f"the model cannot be given these adapters: {first_line(error)}") from error
-    _refuse_tied(adapted, own)
-    present = {id(parameter) for parameter in adapted.parameters()}
-    frozen = all(id(parameter) in present and not parameter.requires_grad for parameter in own)
-    if frozen and digest(own) == before:
-        return adapted, None
-    if original is None:
-        raise UserError(
-            f"PEFT changed the model's own weights for this {type(peft_config).__name__}, so that the base is lost: "
-            f"use another init_lora_weights"
-        )
-    original.peft_config = adapted.peft_config  # as in the model inside: how a run's adapters were asked for
-    return adapted, original
-
-
-def _is_plain(peft_config: Any) -> bool:
-    """Whether the adapters are of the kind that leaves the model's own weights alone, as far as is known beforehand.
-
-    It spares the usual adapters the memory of a copy that would only be thrown away.
-    """
-    begins, biases = (getattr(peft_config, name, None) for name in ("init_lora_weights", "bias"))
-    return begins in (True, False, "gaussian", "orthogonal", "eva") and biases == "none"
-
-
-def _refuse_unwrapped(module: nn.Module) -> None:
-    """Adapters that Transformers put in: it would save them alone, without the model."""
-    if hasattr(module, "peft_config") and not hasattr(module, "get_base_model"):
-        raise UserError(
-            "the model has adapters that Transformers put in (add_adapter, load_adapter, or adapter_config.json beside "
-            "its weights), and would be saved without its own weights: give it as PEFT's model, which is made by "
-            "PeftModel.from_pretrained(model, adapter, is_trainable=True), or merge them first (merge_and_unload)"
-        )
-
-
-def _refuse_tied(adapted: nn.Module, own: Iterable[nn.Parameter]) -> None:
-    """Adapters of weights that another part of the model shares: merged into them, they would change that part too.
-
-    What replaces the weights instead can be saved with a decoder alone: there Transformers unties the embeddings.
-    """
-    from peft.tuners.trainable_tokens import TrainableTokensLayer
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    inner = inner_model(adapted)
-    touching: Any = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-    replacing: Any = () if inner.config.is_encoder_decoder else (AuxiliaryTrainingWrapper, TrainableTokensLayer)
-    places: dict[int, list[str]] = {id(parameter): [] for parameter in own}
-    for name, parameter in inner.named_parameters(remove_duplicate=False):
-        places.get(id(parameter), []).append(name)
-    for name, layer in inner.named_modules():
-        if not isinstance(layer, touching) or isinstance(layer, replacing):
-            continue
-        shared = (place for parameter in layer.parameters() for place in places.get(id(parameter), []))
-        elsewhere = next((place for place in shared if not place.startswith(f"{name}.")), None)
-        if elsewhere is not None:
-            raise UserError(
-                f"peft_config has adapters for {name}, whose weights are tied to {elsewhere}, and what is tuned could "
-                f"not be saved as a model: leave it out of target_modules and modules_to_save, or untie the weights"
-            )
-
-
-def choose_device(config: CDPGConfig) -> torch.device:
-    """The device that was asked for, or the best there is."""
-    if config.device != "auto":
-        try:
-            device = torch.device(config.device)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise UserError(f"device is {config.device!r}, which cannot be used here: {error}") from error
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def check_precision(config: CDPGConfig, device: torch.device) -> None:
-    """Try bfloat16 on a CPU in a process of its own: where it is announced and unusable, it kills the process."""
-    if config.dtype != "bfloat16" or device.type != "cpu":
-        return
-    # Not from the working folder, which comes first where an interpreter is given code.
-    start = "import sys; sys.path[:] = filter(None, sys.path); import torch; "
-    trial = start + "a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
-    result = subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False)
-    if result.returncode != 0:
-        raise UserError(
-            f"dtype is 'bfloat16', but a bfloat16 product ends the process on this CPU (status {result.returncode}): "
-            f"use dtype: float32"
-        )
 
 
 def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> tuple[nn.Module, torch.dtype | None]:

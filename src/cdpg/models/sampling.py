@@ -13,7 +13,7 @@ from torch import Tensor
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, Prompt, Rows
-from cdpg.models.uniforms import UniformStream
+from cdpg.models.rng import UniformStream
 from cdpg.system import memory
 
 _BLOCK = 256

@@ -20,9 +20,9 @@ from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model, load_policy_and_base
+from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
-from cdpg.models.uniforms import UniformStream
 from cdpg.preflight.advice import ProbeStatistics
 from cdpg.sandbox.limits import Limits
 from cdpg.system import memory

@@ -14,9 +14,9 @@ from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Pending
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
-from cdpg.models.uniforms import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.sandbox.pool import KINDS
 from cdpg.system.distributed import Processes

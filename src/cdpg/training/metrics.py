@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from cdpg.methods.base import Objective
-from cdpg.models.uniforms import UniformStream
+from cdpg.models.rng import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_target_policy, mean_over_covered
 from cdpg.target.partition import summarize_partition

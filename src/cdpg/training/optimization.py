@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from cdpg.config import CDPGConfig
 from cdpg.methods.base import Credit, Objective
 from cdpg.models.base import LanguageModel
+from cdpg.models.rng import UniformStream
 from cdpg.models.scoring import plan_passes, prompts_and_rows
-from cdpg.models.uniforms import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.system import memory
 from cdpg.system.distributed import Processes
