@@ -1,7 +1,7 @@
-"""What every language model offers the pipeline: prompts, step-by-step decoding, and scores.
+"""The interface of a language model: prompts, step-by-step decoding, and scores.
 
-Sampling and scoring share one masking rule: a completion is its first ``length`` tokens, the end token included
-when there is one; nothing else about padding, pad ids or end ids enters a probability.
+Sampling and scoring share one masking rule: a completion is its first ``length`` tokens, the end token included if
+there is one. Padding, pad ids and end ids affect a probability in no other way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 
 Prompt = tuple[int, ...]
-"""The token ids a context becomes."""
+"""The token ids of a context."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,28 @@ class Rows:
     """Completions to score, one a row."""
 
     context: Tensor
-    """``[row]``: which of the prompts the row continues."""
+    """``[row]``: index of the prompt that the row continues."""
     tokens: Tensor
-    """``[row, token]``: token ids; what stands beyond the row's length is ignored."""
+    """``[row, token]``: token ids; those beyond the row's length are ignored."""
     lengths: Tensor
-    """``[row]``: tokens that count, at least 1, the end token among them."""
+    """``[row]``: number of tokens, at least 1, the end token included."""
 
     @property
     def mask(self) -> Tensor:
-        """``[row, token]``: true where a token counts."""
+        """``[row, token]``: true for tokens within the row's length."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a model says of :class:`Rows`, differentiable."""
+    """A model's scores of :class:`Rows`, differentiable."""
 
     log_probs: Tensor
     """``[row, token]``: log π(token | prompt, tokens before it); 0 beyond the row's length."""
     hidden: Tensor
-    """``[row, token, feature]``: the state each token was predicted from (a value head reads it)."""
+    """``[row, token, feature]``: the hidden state that predicts each token (a value head reads it)."""
     mask: Tensor
-    """``[row, token]``: true where a token counts."""
+    """``[row, token]``: true for tokens within the row's length."""
 
     def log_prob(self) -> Tensor:
         """``[row]``: log π(x | c)."""
@@ -57,10 +57,10 @@ class TokenScores:
 
 
 class Decoding(ABC):
-    """Sequences under way, side by side: where each stands and how to go on."""
+    """A batch of sequences during decoding."""
 
     hidden: Tensor
-    """``[row, feature]``: the state that predicts each row's next token."""
+    """``[row, feature]``: the hidden state that predicts each row's next token."""
 
     @abstractmethod
     def advance(self, tokens: Tensor) -> None:
@@ -68,7 +68,7 @@ class Decoding(ABC):
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only, ``[kept]``."""
+        """Keep only these rows, ``[kept]``."""
 
 
 class LanguageModel(ABC):
@@ -79,23 +79,23 @@ class LanguageModel(ABC):
     end_ids: frozenset[int]
     """Tokens that end a completion."""
     hidden_size: int
-    """Features of the state a token is predicted from."""
+    """Features of a hidden state."""
 
     @abstractmethod
     def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
-        """The prompts of some contexts; one that does not fit the model's window is refused by its row."""
+        """The prompts of some contexts; one that exceeds the model's window is refused, with its row."""
 
     @abstractmethod
     def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
-        """The text of a completion, such that the prompt's text and it read on."""
+        """The text of a completion, as it continues the prompt's text."""
 
     @abstractmethod
     def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
-        """Begin a row for each entry of ``context`` (an index of a prompt); each prompt is encoded once."""
+        """Start a row for each entry of ``context`` (an index of a prompt); each prompt is encoded once."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., feature]`` states to ``[..., vocabulary]`` unnormalised log-probabilities."""
+        """``[..., feature]`` hidden states to ``[..., vocabulary]`` logits."""
 
     @abstractmethod
     def score(self, prompts: Sequence[Prompt], rows: Rows) -> TokenScores:
@@ -107,7 +107,7 @@ class LanguageModel(ABC):
 
     @property
     def tokenizer(self) -> Any:
-        """What Hugging Face calls the processing class; None for a model without one."""
+        """The tokenizer (Hugging Face's processing class); None for a model without one."""
         return None
 
     @property
@@ -116,13 +116,13 @@ class LanguageModel(ABC):
 
     @property
     def exact_sampling(self) -> bool:
-        """Whether log q recorded while sampling is as good as a re-scored one (not under reduced precision)."""
+        """Whether log q recorded while sampling equals a re-scored one (not under reduced precision)."""
         return True
 
     def sampling(self, rows: int) -> AbstractContextManager[None]:
-        """Within it nothing but sampling happens, ``rows`` rows side by side: the model may prepare for that."""
+        """Context for sampling ``rows`` rows side by side; the model may prepare its weights for it."""
         return nullcontext()
 
     def as_base(self) -> AbstractContextManager[None]:
-        """Within it the model is the base: adapters, if there are any, are off."""
+        """Context in which the model is the base: its adapters, if any, are off."""
         return nullcontext()

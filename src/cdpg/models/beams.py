@@ -1,4 +1,4 @@
-"""Beam search over any language model: 4 beams, length penalty 1, nothing blocked (section 4)."""
+"""Beam search over any language model, with length penalty 1 and no blocked n-grams, as in the paper's appendix B."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Search:
         del self.finished[self.beams :]
 
     def is_over(self, best_alive: float, length: int) -> bool:
-        """Whether what is alive, taken at its present length, can no longer enter the finished ones."""
+        """Whether no living beam, scored at its present length, can still be among the finished ones."""
         full = len(self.finished) == self.beams
         return full and best_alive / length**LENGTH_PENALTY <= self.finished[-1][0]
 
@@ -40,7 +40,7 @@ class _Search:
 def beam_search(
     model: LanguageModel, prompts: Sequence[Prompt], max_length: int, beams: int, rows_per_pass: int
 ) -> list[tuple[int, ...]]:
-    """The best sequence of each prompt, its end token included; one cut at ``max_length`` counts as it stands."""
+    """The best sequence of each prompt, its end token included; a sequence cut at ``max_length`` counts too."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     at_once = max(1, rows_per_pass // beams)
     found: dict[int, tuple[int, ...]] = {}
@@ -58,7 +58,7 @@ def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, be
     going = list(range(len(prompts)))
     context = torch.arange(len(prompts), device=model.device).repeat_interleave(beams)
     decoding = model.start(prompts, context, max_length)
-    # All beams of a context start equal: only the first may branch.
+    # All beams of a context start equal, so only the first may branch.
     log_probs = torch.full((len(prompts), beams), -math.inf, dtype=torch.float64)  # [context, beam]
     log_probs[:, 0] = 0.0
     for search in searches:
@@ -89,8 +89,8 @@ def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, be
 def _step(search: _Search, candidates: Tensor, end_ids: frozenset[int]) -> list[tuple[float, int, int]]:
     """One more token: ``[beam, token]`` log-probabilities to the new living beams, (log-probability, beam, token).
 
-    Of the best 2·beams candidates those that end and stand among the first ``beams`` are finished; the best of the
-    others live on. A vocabulary too small to fill all beams fills them with the impossible.
+    Candidates that end and are among the best ``beams`` are finished; the best of the others stay alive. If the
+    vocabulary is too small, the remaining beams get log-probability −∞.
     """
     vocabulary = candidates.shape[1]
     wanted = min(candidates.numel(), search.beams * (1 + len(end_ids)))

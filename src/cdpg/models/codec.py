@@ -1,4 +1,4 @@
-"""Between text and token ids, for any Hugging Face tokenizer."""
+"""Converts contexts to token ids and token ids to text, for any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANCHOR = 8
 
 
 class Codec:
-    """Turns contexts into prompts that fit a model's window, and completions into text."""
+    """Encodes contexts as prompts that fit a model's window, and decodes completions."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class Codec:
         return prompts
 
     def room(self, max_length: int) -> int | None:
-        """The tokens that a prompt may have; None where nothing limits them."""
+        """Largest number of tokens of a prompt; None for no limit."""
         return None if self.window is None else self.window - (0 if self.seq2seq else max_length)
 
     @property
     def closes_texts(self) -> bool:
-        """Whether the tokenizer adds an end token to every text, which a decoder-only model must not see."""
+        """Whether the tokenizer adds an end token to every text; it is removed for a decoder-only model."""
         return not self.seq2seq and list(self.tokenizer("a").input_ids)[-1] in self.end_ids
 
     def differences(self, base: Codec, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
-        """In what this reading and writing of tokens is not the base's, a clause each; ``contexts`` are tried on both.
+        """Differences between this codec and the base's, a clause each; both encode ``contexts``.
 
-        Windows may differ, as long as the base's prompts fit into both.
+        Windows may differ if the base's prompts fit into both.
         """
         if self.seq2seq != base.seq2seq:
             kinds = {True: "an encoder and a decoder", False: "a decoder alone"}
@@ -98,10 +98,10 @@ class Codec:
     def _fit(self, ids: list[int], room: int | None) -> Prompt:
         if room is None or len(ids) <= room or self.long_contexts == "refuse":
             return tuple(ids)
-        if not self.seq2seq:  # what the completion follows is at the end; a decoder expects its start token
+        if not self.seq2seq:  # keep the end, which the completion continues, and the start token
             start = ids[:1] if ids[0] == self.tokenizer.bos_token_id and room > 1 else []
             return tuple(start + ids[len(start) - room :])
-        special = {*self.end_ids, *self.tokenizer.all_special_ids}  # an encoder expects what ends its texts
+        special = {*self.end_ids, *self.tokenizer.all_special_ids}  # keep the special tokens at the end
         plain = next((place for place in range(len(ids), 0, -1) if ids[place - 1] not in special), 0)
         end = ids[max(plain, len(ids) - room) :]
         return tuple(ids[: room - len(end)] + end)
@@ -109,7 +109,7 @@ class Codec:
     def _ids(self, context: Context) -> list[int]:
         if isinstance(context.prompt, str):
             ids: list[int] = list(self.tokenizer(context.prompt)["input_ids"])
-            # Some tokenizers close every text with an end token: a decoder-only model would have nothing to add.
+            # Some tokenizers add an end token to every text; a decoder-only model could not continue it.
             while not self.seq2seq and ids and ids[-1] in self.end_ids and not self._ends_itself(context.prompt):
                 ids.pop()
         else:
@@ -137,14 +137,14 @@ class Codec:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=answering, continue_final_message=not answering
             )
-        except Exception as error:  # templates are programs, and raise what they like
+        except Exception as error:  # a template is a program and may raise anything
             raise UserError(f"row {context.row}: the model's chat template refuses the messages: {error}") from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
-        """The completion's text, such that the prompt's text and it read on."""
+        """The completion's text, as it continues the prompt's text."""
         size = len(self.tokenizer)
-        known = tuple(token for token in tokens if token < size)  # padded embeddings have tokens of no text
+        known = tuple(token for token in tokens if token < size)  # padded embeddings have ids without a token
         if self.seq2seq:
             return self._text(known)
         anchor = tuple(prompt[-_ANCHOR:])

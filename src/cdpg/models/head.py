@@ -1,4 +1,4 @@
-"""From a decoder's states to log-probabilities of chosen tokens, without vocabulary-sized tensors for whole batches."""
+"""The output layer: log-probabilities of given tokens, without ``[token, vocabulary]`` tensors for whole batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOGITS_AT_ONCE = 2**26
 
 
 class VocabularyHead:
-    """The last map of a model, ``logits = f(hidden)``: projection, scales, bias and soft cap as its family has them."""
+    """A model's output layer, ``logits = f(hidden)``: projection, scales, bias and soft cap of its family."""
 
     def __init__(self, model: nn.Module) -> None:
         config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
@@ -29,7 +29,7 @@ class VocabularyHead:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Tokens of the vocabulary, and features of a state."""
+        """Tokens of the vocabulary, and features of a hidden state."""
         rows, columns = self._projection.weight.shape  # type: ignore[misc]
         return rows, columns
 
@@ -45,7 +45,7 @@ class VocabularyHead:
         return logits
 
     def check(self, hidden: Tensor, logits: Tensor, family: str) -> None:
-        """Refuse a family whose own logits are not these: a silent difference would make every weight wrong."""
+        """Refuse a family whose own logits differ from these: every importance weight would be wrong."""
         ours = self(hidden)
         if ours.shape != logits.shape or not torch.allclose(ours, logits, rtol=1e-3, atol=1e-3):
             raise UserError(
@@ -57,7 +57,7 @@ class VocabularyHead:
 def chosen_log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     """``log softmax(head(hidden))[token]`` for ``[n, feature]`` states and ``[n]`` tokens, differentiable.
 
-    Large inputs go piece by piece, and the logits of a piece are computed again in the backward pass.
+    Large inputs are split, and the logits of a piece are recomputed in the backward pass.
     """
     size = max(1, _LOGITS_AT_ONCE // vocabulary)
     if len(tokens) <= size:

@@ -1,4 +1,4 @@
-"""A hub id, a folder or a loaded model, as a :class:`LanguageModel`."""
+"""Loads a :class:`LanguageModel` from a hub id, a folder or a loaded model, with or without adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cdpg.models.transformer import TransformerModel, inner_model
 from cdpg.system import memory
 
 _NO_LIMIT = 10**9
-"""Tokenizers without a limit say so with an absurd number."""
+"""Tokenizers without a limit have a larger number."""
 
 
 def load_policy_and_base(
@@ -59,7 +59,7 @@ def load_policy_and_base(
 
 
 def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
-    """A quantised model that Transformers cannot write: that should not come out when the run is done."""
+    """Refuse a quantised model that Transformers cannot save, before the run and not at its end."""
     quantizer = getattr(module, "hf_quantizer", None)
     if quantizer is not None and not quantizer.is_serializable():
         raise UserError(
@@ -82,7 +82,7 @@ def load_model(
     tokenizer: Any = None,
     device: torch.device | None = None,
 ) -> TransformerModel:
-    """Load what ``model`` names, or wrap a model that is loaded already; weights in float32 or float64."""
+    """Load a model by name, or wrap a loaded model; weights in float32 or float64."""
     return _load(model, config, tokenizer, device, None)[0]
 
 
@@ -104,7 +104,7 @@ def _load(
     device: torch.device | None,
     peft_config: Any,
 ) -> tuple[TransformerModel, nn.Module | None]:
-    """The model, and what it was before its adapters if switching them off does not show that."""
+    """The model, and a copy from before its adapters if the model without them is not the base."""
     device = device or choose_device(config)
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
@@ -114,7 +114,7 @@ def _load(
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
     original = None
     with _memory(peft_config), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)  # new adapters, and weights a checkpoint lacks, must be the same everywhere
+        torch.manual_seed(config.seed)  # new adapters and missing weights must be the same in every process
         if isinstance(model, str):
             module, came_in = _load_weights(model, config, dtype)
         else:
@@ -136,8 +136,8 @@ def _load(
 def wrap_model(module: nn.Module, tokenizer: Any, config: CDPGConfig, own_adapters: bool = False) -> TransformerModel:
     """A loaded module and its tokenizer as a language model.
 
-    ``own_adapters``: its adapters are new and all that is trained, so that without them it is the base; a model that
-    came with adapters is its own base, adapters and all.
+    ``own_adapters``: its adapters are new and only they are trained, so that without them it is the base. For a model
+    that came with adapters, the base includes them.
     """
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UserError("no parameter of the model can be trained: all have requires_grad = False")
@@ -159,7 +159,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> tuple[nn.Module, torch.dtype | None]:
-    """The model in ``dtype``, and the type of its weights as its configuration tells it."""
+    """The model in ``dtype``, and the original type of its weights according to its configuration."""
     require_model(name)
     try:
         if Path(name).is_dir():
@@ -168,7 +168,7 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> tuple[nn
             name, "adapter_config.json", _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_gated_repo=False,
         ):  # fmt: skip
-            cached_file(name, "adapter_model.safetensors")  # or Transformers takes the pickle
+            cached_file(name, "adapter_model.safetensors")  # otherwise Transformers reads the pickle
         settings = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         kind: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
         module: nn.Module = kind.from_pretrained(
@@ -182,7 +182,7 @@ def _load_weights(name: str, config: CDPGConfig, dtype: torch.dtype) -> tuple[nn
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Weights are read from safetensors alone: a pickle may run any code when it is read."""
+    """Refuse weights that are not in safetensors: reading a pickle may run any code."""
     names = sorted(path.name for path in folder.iterdir())
     for kind, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
         pickles = [name for name in names if name.startswith(kind) and name.endswith(".bin")]
@@ -208,7 +208,7 @@ def _where_looked(name: str) -> str:
 
 
 def _end_ids(inner: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a text by the word of the model, its generation settings or its tokenizer."""
+    """Every end token named by the model, its generation settings or its tokenizer."""
     ids: set[int] = set()
     for owner in (getattr(inner, "generation_config", None), inner.config, tokenizer):
         value = getattr(owner, "eos_token_id", None)

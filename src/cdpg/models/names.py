@@ -1,4 +1,4 @@
-"""From a model's name to where it is: a folder, an embedded model or the hub. No torch: mistakes are told at once."""
+"""Resolves a model's name to a folder, an embedded model or the hub; without torch, so that errors come at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ EMBEDDED = Path(__file__).parents[1] / "assets" / "models"
 
 _CLOSE = 0.8
 _FIRST_FILES = ("config.json", "adapter_config.json")
-"""One of them is among the files of every model."""
+"""Every model has one of these files."""
 
 
 def locate(name: str) -> str:
-    """The folder of an embedded model, by its name; any other name as it is.
+    """The folder of an embedded model; any other name unchanged.
 
-    A name that is nearly an embedded one is refused, and so is a path at which there is nothing: the hub would be asked
-    for it in vain.
+    A misspelt name of an embedded model, or a path that does not exist, is refused without asking the hub.
     """
     if looks_like_path(name) and not Path(name).exists():
         raise UserError(f"there is no folder {name!r}{_meant(Path(name))}")
@@ -40,20 +39,20 @@ def locate(name: str) -> str:
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name is meant as a path: by how it begins or ends, or since it lies in a folder that is there."""
+    """Whether a name is a path: by its beginning or end, or because its parent folder exists."""
     begins = name.startswith(("./", "../", "/", "~"))
     return begins or (name.endswith("/") and name != "/") or ("/" in name and Path(name).parent.is_dir())
 
 
 def _meant(path: Path) -> str:
-    """A folder with nearly that name beside it, as a question; else nothing."""
+    """A question that suggests a folder with a similar name, or nothing."""
     near = nearest_folder(path)
     return f": did you mean {str(near)!r}?" if near else ""
 
 
 @lru_cache(maxsize=64)
 def _announce(name: str) -> None:
-    """Say once that the hub is asked, which without network takes a while; on the first of several processes."""
+    """Say once that the hub is asked, which is slow without a network; only on the first process."""
     with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"asking the hub for {ascii(name)[1:-1]}\n")
@@ -61,10 +60,10 @@ def _announce(name: str) -> None:
 
 
 def require_model(name: str) -> None:
-    """Refuse a name that is no folder and cannot be had from the hub, in seconds.
+    """Refuse, within seconds, a name that is neither a folder nor a model on the hub.
 
-    Transformers asks for each file again and again while there is no network, for close to a minute. What the hub's
-    cache holds is not asked for, and what may pass by itself, such as a busy hub, is left to Transformers.
+    Without a network Transformers retries each file for close to a minute. A model in the hub's cache is not asked for,
+    and temporary errors, such as a busy hub, are left to Transformers.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError

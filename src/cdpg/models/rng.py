@@ -1,8 +1,8 @@
-"""Uniform numbers addressed by what they are for, not by when they were asked for.
+"""Uniform random numbers from a counter-based generator.
 
-Every token is drawn from one number that depends only on
-``(seed, stream, epoch, slot, sample, position)``. So the same samples come out whatever the batch split or the
-number of processes, and a resumed run has no generator state to restore.
+Every token is drawn from one number that depends only on ``(seed, stream, epoch, slot, sample, position)``. So the
+samples do not depend on the batch split or the number of processes, and a resumed run has no generator state to
+restore.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class UniformStream:
         counter = np.empty((len(slots), 4), dtype=np.uint64)
         counter[:, 0], counter[:, 1], counter[:, 2], counter[:, 3] = self.epoch, slots, samples, position
         words = philox4x32(counter, self._key())
-        # 52 bits, centred in their cell: never 0, never 1, and no rounding.
+        # 52 bits plus one half: never 0, never 1, and exact in float64.
         bits = ((words[:, 0] << np.uint64(32)) | words[:, 1]) >> np.uint64(12)
         uniforms: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-52
         return uniforms
 
     def permutation(self, count: int) -> NDArray[np.int64]:
-        """A shuffle of ``range(count)``, the same wherever it is computed."""
+        """A permutation of ``range(count)``, the same on every machine."""
         keys = self.draw(np.arange(count), np.zeros(count, dtype=np.int64), position=0)
         return np.argsort(keys, kind="stable")
 

@@ -1,4 +1,4 @@
-"""Pure ancestral sampling: temperature 1, the whole vocabulary, and log q recorded as each token is drawn."""
+"""Ancestral sampling at temperature 1 from the whole vocabulary; log q is recorded as each token is drawn."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cdpg.models.rng import UniformStream
 from cdpg.system import memory
 
 _BLOCK = 256
-"""Tokens whose probabilities are summed together before the search goes into one of these blocks."""
+"""Tokens in a block; the search for a token runs over sums of blocks, then within one block."""
 
 
 class StopRule(Protocol):
-    """Ends a sequence before its end token: the stopped sequence is then the outcome, for every model alike."""
+    """Ends a sequence before its end token. The stopped sequence is the outcome, for every model."""
 
     watch: frozenset[str]
-    """The verdict can only change when one of these characters is in the last two tokens; empty: at any token."""
+    """The rule applies only if one of these characters is in the last two tokens; empty: at every token."""
 
     def cut(self, completion: str) -> str | None:
-        """The text of a completion that is to end here, without what lies beyond its end; None while it may go on."""
+        """The text up to where the rule ends the completion; None if it does not end yet."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that were sampled side by side; ``row`` counts context by context, ``slot · M + sample``."""
+    """Rows that were sampled side by side; ``row`` is ``slot · M + sample``, where a slot is a context's index."""
 
     row: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
@@ -68,16 +68,16 @@ class Samples:
         return self.lengths.shape[0], self.lengths.shape[1]
 
     def token_ids(self, context: int, sample: int) -> list[int]:
-        """The tokens that were drawn, the end token included. To tokenise the text again may give others."""
+        """The tokens that were drawn, the end token included. Tokenising the text again may give other tokens."""
         ids: list[int] = self.tokens[context, sample, : int(self.lengths[context, sample])].tolist()
         return ids
 
     def with_log_q(self, token_log_q: Tensor) -> Samples:
-        """The same samples with log q from elsewhere."""
+        """The same samples with another log q."""
         return replace(self, token_log_q=token_log_q)
 
     def rows(self, index: Tensor) -> Rows:
-        """Flat rows ``context · M + sample`` as the models take them."""
+        """Flat rows ``context · M + sample``, in the form that models score."""
         lengths = self.lengths.flatten()[index]
         width = int(lengths.max()) if len(index) else 0
         return Rows(index // self.shape[1], self.tokens.flatten(0, 1)[index, :width], lengths)
@@ -86,15 +86,15 @@ class Samples:
 def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse transform: one token a row and its log-probability, from ``[row, vocabulary]`` and ``[row]`` float64.
 
-    The cumulative sum runs in float64 over sums of blocks and then inside one block, so that what is drawn is
-    distributed as what is recorded however large the vocabulary; a token of probability 0 is never drawn.
+    The cumulative sum runs in float64, over sums of blocks and then within one block. So tokens are drawn with the
+    probabilities that are recorded, however large the vocabulary. A token of probability 0 is never drawn.
     """
     vocabulary = logits.shape[1]
     probabilities = logits.softmax(dim=1)
     blocks = _block_sums(probabilities).double().cumsum(dim=1)  # [row, block]
     total = blocks[:, -1:]
     if not bool(total.isfinite().all()):
-        raise RunError("the model's probabilities are not finite: its weights hold NaN or have grown beyond bounds")
+        raise RunError("the model's probabilities are not finite: its weights hold NaN or are too large")
     block, goal = _first_above(blocks, uniforms.to(total)[:, None] * total)
     before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
 
@@ -115,7 +115,7 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _first_above(edges: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """The first of ``[row, edge]`` cumulative sums above the goal; rounding cannot carry it past the last rise."""
+    """Index of the first of ``[row, edge]`` cumulative sums above the goal, and the goal, kept below the last sum."""
     top = edges[:, -1:]
     goal = torch.minimum(goal, torch.nextafter(top, torch.zeros_like(top)))
     return torch.searchsorted(edges, goal, right=True), goal
@@ -134,8 +134,8 @@ def sample_chunks(
 ) -> Iterator[Chunk]:
     """Sample every context ``samples_per_context`` times, at most ``rows_per_pass`` rows side by side.
 
-    ``first_slot`` is the place in the epoch of the first prompt, so that processes that share an epoch draw what one
-    process would have drawn.
+    ``first_slot`` is the index of the first prompt in the epoch, so that several processes draw the same samples as
+    one.
     """
     by_length = sorted(range(len(prompts)), key=lambda slot: len(prompts[slot]))
     rows = [slot * samples_per_context + sample for slot in by_length for sample in range(samples_per_context)]
@@ -173,10 +173,10 @@ class _Batch:
         self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
 
     def step(self, uniforms: Tensor, last: bool) -> bool:
-        """Draw one token for each living row; false when none is left to go on."""
+        """Draw one token for each unfinished row; false if no row is left."""
         logits = self.model.logits(self.decoding.hidden)
         if logits.device.type == "mps":
-            logits = logits.cpu()  # there is no float64 there
+            logits = logits.cpu()  # MPS has no float64
         tokens, log_q = draw_tokens(logits, uniforms)
         for row, token, log_prob in zip(self.alive.tolist(), tokens.tolist(), log_q.tolist(), strict=True):
             self.tokens[row].append(token)
@@ -200,7 +200,7 @@ class _Batch:
         return self.stop.cut(self._text(row, self.tokens[row])) is not None
 
     def _is_watched(self, row: int) -> bool:
-        """Whether the last two tokens hold a watched character; pairs come back often, and decoding them is slow."""
+        """Whether the last two tokens hold a watched character; cached, since decoding a pair is slow."""
         assert self.stop is not None
         last = tuple(self.tokens[row][-2:])
         known = self.watched.get(last)
@@ -212,7 +212,7 @@ class _Batch:
         return self.model.decode(self.prompts[self.context[row]], tokens)
 
     def _final_text(self, row: int) -> str:
-        """What the constraint sees: the text, up to where the stop rule ended it."""
+        """The text that is judged: up to where the stop rule ended it."""
         text = self._text(row, self.tokens[row])
         cut = self.stop.cut(text) if self.stop is not None else None
         return text if cut is None else cut
@@ -228,7 +228,7 @@ class _Batch:
 
 
 def _few_moves(living: list[int]) -> list[int]:
-    """The living rows with as many as possible in their place: the last ones fill the gaps."""
+    """The unfinished rows in an order that moves few of them: the last ones fill the gaps."""
     count = len(living)
     staying = {row for row in living if row < count}
     movers = iter(row for row in living if row >= count)
@@ -238,7 +238,7 @@ def _few_moves(living: list[int]) -> list[int]:
 def assemble(
     contexts: Sequence[Context], prompts: Sequence[Prompt], chunks: Sequence[Chunk], samples_per_context: int
 ) -> Samples:
-    """The chunks of an epoch as one record, in the order of the contexts whatever order they were sampled in."""
+    """The chunks of an epoch as one record, in the order of the contexts."""
     flat = {row: (chunk, i) for chunk in chunks for i, row in enumerate(chunk.row)}
     ordered = [flat[row] for row in range(len(flat))]
     count, width = len(ordered), max((len(chunk.tokens[i]) for chunk, i in ordered), default=0)

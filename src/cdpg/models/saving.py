@@ -1,8 +1,8 @@
-"""What a tuned model is saved with: generation settings of plain sampling, and the type of its weights.
+"""How a tuned model is saved: with generation settings of plain sampling, and with the type of its weights.
 
-The model is tuned, and measured, by sampling from all of its distribution. The settings it came with (a temperature,
-penalties, suppressed tokens) would have ``generate`` draw from another one without a word, since what a call does not
-name is taken from the saved settings. So they are replaced when the model is saved, and only then.
+The model is tuned and evaluated by sampling from its full distribution. Its original generation settings (a
+temperature, penalties, suppressed tokens) would make ``generate`` draw from another distribution, silently. So they are
+replaced when the model is saved, and only then.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import nn
 from transformers import GenerationConfig
 
 PLAIN = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-"""Sampling from the model's own distribution, in the words of Transformers."""
+"""Transformers' settings for sampling from the model's own distribution."""
 
 _IDS = ("bos_token_id", "decoder_start_token_id")
 _NO_DECODING = frozenset(
     {*_IDS, "eos_token_id", "pad_token_id", "transformers_version", "use_cache", "_from_model_config"}
 )
-"""Generation settings that do not change what is drawn, or that stay as they are."""
+"""Generation settings that do not change the distribution, or that are kept."""
 
 
 def plain_sampling(model: Any, tokenizer: Any, end_ids: Iterable[int], max_length: int | None) -> GenerationConfig:
-    """Generation settings by which ``generate`` draws what the run drew, with all the end tokens that it knew."""
+    """Generation settings with which ``generate`` samples as the run did, with the same end tokens."""
     own = (getattr(model, "generation_config", None), model.config)
     ids = {
         name: next((found for part in own if (found := getattr(part, name, None)) is not None), None) for name in _IDS
@@ -43,7 +43,7 @@ def plain_sampling(model: Any, tokenizer: Any, end_ids: Iterable[int], max_lengt
 
 
 def _pad(model: Any, tokenizer: Any, ends: list[int]) -> int | None:
-    """What follows a finished row: a token that is left out of the text, if there is one."""
+    """The token after a finished row: a special token, which decoding skips, if there is one."""
     special = set(tokenizer.all_special_ids)
     known = [tokenizer.pad_token_id, getattr(model.config, "pad_token_id", None), *ends]
     usable = [token for token in known if isinstance(token, int)]
@@ -52,7 +52,7 @@ def _pad(model: Any, tokenizer: Any, ends: list[int]) -> int | None:
 
 @contextmanager
 def saved_by(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Within it, a Hugging Face model has these generation settings."""
+    """Give a Hugging Face model these generation settings within the block."""
     given = model.generation_config
     model.generation_config = settings
     try:
@@ -63,7 +63,7 @@ def saved_by(model: Any, settings: GenerationConfig) -> Iterator[None]:
 
 @contextmanager
 def saved_as(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Within it, the weights are rounded to ``dtype``, if one is given; tied weights stay tied."""
+    """Round the weights to ``dtype``, if given, within the block; tied weights stay tied."""
     parameters = [] if dtype is None else [p for p in module.parameters() if p.is_floating_point()]
     given = [parameter.data for parameter in parameters]
     try:
@@ -76,7 +76,7 @@ def saved_as(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def left_out(model: Any) -> dict[str, Any]:
-    """The generation settings a model came with that change what is drawn, and are not saved."""
+    """The model's original generation settings that change the distribution, and are not saved."""
     settings = getattr(model, "generation_config", None)
     if settings is None:
         return {}
@@ -87,5 +87,5 @@ def left_out(model: Any) -> dict[str, Any]:
 
 
 def _is_off(name: str, value: Any) -> bool:
-    """Nothing, no, none, a factor of 1 or a number of one: such a setting changes nothing."""
+    """Whether a setting has no effect: empty, false, None, a factor of 1, or a count of 1."""
     return not value or (isinstance(value, float) and value == 1.0) or (name.startswith("num_") and value == 1)

@@ -1,4 +1,4 @@
-"""Scores of many completions within a bounded number of tokens at a time."""
+"""Scores many completions, in passes of a bounded number of tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cdpg.system import memory
 
 
 def plan_passes(samples: Samples, rows: Tensor, tokens_per_pass: int) -> list[Tensor]:
-    """Cut flat rows into passes of at most ``tokens_per_pass`` tokens, padding and prompts included.
+    """Split flat rows into passes of at most ``tokens_per_pass`` tokens, padding and prompts included.
 
-    Rows of one length beside each other waste little padding; rows of one context beside each other encode its prompt
-    once. Which matters more depends on the prompts, so the cheaper of the two orders is taken.
+    Ordered by length, rows need little padding; ordered by context, each prompt is encoded once. The cheaper of the two
+    orders is taken.
     """
     prompt_lengths = [len(prompt) for prompt in samples.prompts]
     lengths = samples.lengths.flatten().tolist()
@@ -54,7 +54,7 @@ class _Pass:
 def _cut(
     order: Iterable[int], prompt_lengths: Sequence[int], lengths: Sequence[int], per_context: int, limit: int
 ) -> list[_Pass]:
-    """Consecutive parts of ``order`` within the limit; a row alone may exceed it."""
+    """Consecutive parts of ``order`` within the limit; a single row may exceed it."""
     parts: list[_Pass] = []
     for row in order:
         context = row // per_context

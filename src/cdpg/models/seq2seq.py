@@ -1,4 +1,4 @@
-"""Encoder-decoder models: T5, BART, Marian and their kin."""
+"""Encoder-decoder models, such as T5, BART and Marian."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cdpg.models.transformer import State, TransformerModel, pad
 
 
 class Seq2SeqModel(TransformerModel):
-    """The prefix is the encoder's output and the decoder's first tokens, which are given and not scored."""
+    """The prefix is the encoder's output and the decoder's first tokens, which are not scored."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Seq2SeqModel(TransformerModel):
 
     def _extend(self, state: State, tokens: Tensor) -> Tensor:
         state.steps += tokens.shape[1]
-        # The keys and values of the encoder's output are in the cache: only its shape is looked at from here on.
+        # The encoder's keys and values are in the cache, so only the shape of its output is needed.
         rows, positions = state.mask.shape
         shape_only = state.hidden.new_zeros(1).expand(rows, positions, self._encoder_features)
         return self._decode(tokens, shape_only, state.mask, state.cache)

@@ -1,7 +1,7 @@
 """A language model small enough to enumerate: one row of logits for each context and prefix.
 
-Every expectation of the method can be computed exactly on it, so the tests, the documentation's worked example and
-the golden runs use it. Its parameters are float64.
+Every expectation of the method can be computed exactly on it. The tests and the worked example in the documentation use
+it. Its parameters are float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TabularModel(LanguageModel):
 
     def __init__(self, contexts: Sequence[str], symbols: Sequence[str], max_length: int, seed: int = 0) -> None:
         self.contexts = tuple(contexts)
-        self.symbols = ("", *symbols)  # the end token reads as nothing
+        self.symbols = ("", *symbols)  # the end token has no text
         self.max_length = max_length
         prefixes = sum(len(symbols) ** length for length in range(max_length))
         generator = torch.Generator().manual_seed(seed)
@@ -77,7 +77,7 @@ class TabularModel(LanguageModel):
         return prefix * (len(self.symbols) - 1) + token
 
     def outcomes(self) -> list[tuple[int, ...]]:
-        """Every sequence there is, with its end token unless it is cut; in each context the probabilities sum to 1."""
+        """All sequences, with the end token unless they are cut; in each context their probabilities sum to 1."""
         letters = range(1, len(self.symbols))
         ended = [(*word, END) for length in range(self.max_length) for word in product(letters, repeat=length)]
         return [*ended, *product(letters, repeat=self.max_length)]

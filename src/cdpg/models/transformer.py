@@ -1,9 +1,8 @@
-"""What causal and seq2seq models share: a prompt is encoded once, then any number of rows go on from it.
+"""The common part of causal and seq2seq models: a prompt is encoded once, and any number of rows continue it.
 
-Both kinds are the same machine. A *prefix* (the prompt of a causal model; the encoder's output and the decoder's start
-token of a seq2seq model) is run once for each context and leaves a key-value cache. Rows select their context's
-cache and extend it: by one token at a time when sampling, by all their tokens at once when scoring, with or without
-gradient.
+A *prefix* (the prompt of a causal model; the encoder's output and the decoder's start token of a seq2seq model) is run
+once for each context and leaves a key-value cache. Rows select their context's cache and extend it: by one token at a
+time when sampling, by all their tokens at once when scoring, with or without gradient.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
-"""Settings by which families limit how far back a position sees."""
+"""Settings by which model families limit how far back a position attends."""
 
 
 @dataclass
 class State:
-    """Sequences under way."""
+    """A batch of sequences during decoding."""
 
     hidden: Tensor
     """``[row, feature]``: predicts the next token."""
@@ -51,7 +50,7 @@ class State:
     """Tokens appended since the prefix, the same for every row."""
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows, in this order; a row may be taken several times."""
+        """Select these rows, in this order; a row may occur several times."""
         select_rows(self.cache, rows)
         self.take(rows)
 
@@ -65,14 +64,14 @@ class TransformerModel(LanguageModel):
     """A Hugging Face model with a language-model head, dropout off."""
 
     has_adapters: bool
-    """Whether new adapters are all that is trained, and the base is the same model with them switched off."""
+    """Whether only new adapters are trained, and the base is the same model with adapters off."""
     original_dtype: torch.dtype | None = None
-    """The type of the weights before they were loaded for training; None where that is not known."""
+    """The type of the weights before they were loaded for training; None if it is not known."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
         self._attach(module)
-        self._on_trial = True  # in the weights' own precision, where a comparison means something
+        self._on_trial = True  # in the weights' own precision, so that results can be compared
         with torch.no_grad():
             self._check_head()
             self._shares = self._sharing_works()
@@ -100,7 +99,7 @@ class TransformerModel(LanguageModel):
 
     @abstractmethod
     def _decoding_cache(self, prefix: Any, shared: Shared, capacity: int, share: bool) -> tuple[Any, list[RowLayer]]:
-        """A cache for rows that go on from a prefix's, and its layers that grow with the rows."""
+        """A cache for rows that continue a prefix, and its layers that grow with the rows."""
 
     @abstractmethod
     def _check_head(self) -> None:
@@ -113,9 +112,9 @@ class TransformerModel(LanguageModel):
         return self.codec.decode(prompt, tokens)
 
     def token_differences(self, base: TransformerModel, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
-        """In what this model's tokens are not the base's, a clause each: neither could score what the other drew.
+        """Differences between this model's tokens and the base's, a clause each: neither could score the other.
 
-        ``contexts`` are those that both are to complete, by ``max_length`` tokens.
+        Both are to complete ``contexts`` by up to ``max_length`` tokens.
         """
         yield from self.codec.differences(base.codec, contexts, max_length)
         if self.vocabulary != base.vocabulary:
@@ -148,9 +147,9 @@ class TransformerModel(LanguageModel):
         return TokenScores(log_probs=log_probs, hidden=hidden, mask=mask)
 
     def save(self, path: Path, config: CDPGConfig) -> None:
-        """A plain Hugging Face folder; adapters are merged into the weights, and kept beside them as well.
+        """Write a plain Hugging Face folder; adapters are merged into the weights, and also saved in ``adapter``.
 
-        It has the generation settings of plain sampling: what the model came with would draw from another distribution.
+        The generation settings are those of plain sampling (see :mod:`cdpg.models.saving`).
         """
         module: Any = self.module
         if hasattr(module, "merge_and_unload"):
@@ -163,12 +162,12 @@ class TransformerModel(LanguageModel):
         self.codec.tokenizer.save_pretrained(path)
 
     def saved_dtype(self, config: CDPGConfig) -> torch.dtype:
-        """The type that the weights are saved in: the one they are trained in, or on request the one they came in."""
+        """The type that the weights are saved in: that of training, or on request the original one."""
         trained: torch.dtype = self.inner.dtype
         return self.original_dtype or trained if config.save_dtype == "original" else trained
 
     def frozen_copy(self, original: nn.Module | None = None) -> TransformerModel:
-        """The same model with weights of its own that nothing trains; ``original`` is one that is made already."""
+        """A copy whose weights are not trained; ``original`` is a module to use instead of a copy."""
         twin = copy.copy(self)
         module = copy.deepcopy(self.module) if original is None else original
         twin._attach(module.requires_grad_(False))
@@ -182,17 +181,17 @@ class TransformerModel(LanguageModel):
         return self.module.disable_adapter() if self.has_adapters else nullcontext()  # type: ignore[operator]
 
     def _attention(self, share: bool) -> AbstractContextManager[None]:
-        """Within it the model attends through the shared cache, or as it does by itself."""
+        """Context in which the model attends through the shared cache, if ``share`` is set."""
         return self._shared_attention() if share else nullcontext()
 
     def _can_share(self, state: State, max_length: int) -> bool:
-        """Whether the prompt's cache may stay where it is: not once a local window would leave part of it behind."""
+        """Whether rows may share the prompt's cache: not if a local window would exclude part of it."""
         windows = [getattr(self.config, name, None) for name in _WINDOWS]
         shortest = min((window for window in windows if window), default=None)
         return self._shares and (shortest is None or state.mask.shape[1] + max_length <= shortest)
 
     def _sharing_works(self) -> bool:
-        """Try the shared attention beside the model's own, on two prompts of different length."""
+        """Compare the shared attention with the model's own, on two prompts of different length."""
         try:
             own = self._try_steps(share=False)
         except Exception as error:
@@ -202,7 +201,7 @@ class TransformerModel(LanguageModel):
             ) from error
         try:
             return torch.allclose(self._try_steps(share=True), own, rtol=1e-3, atol=1e-4)
-        except Exception:  # an attention of another kind: it works unshared
+        except Exception:  # another kind of attention: it is used unshared
             return False
 
     def _try_steps(self, share: bool) -> Tensor:
@@ -219,7 +218,7 @@ class TransformerModel(LanguageModel):
 
 
 class _TransformerDecoding(Decoding):
-    """Steps of sampling: caches written in place, the prompt's shared where the model's attention allows it."""
+    """Decoding for sampling: caches are written in place; the prompt's is shared if the attention allows it."""
 
     def __init__(self, model: TransformerModel, prefix: State, context: Tensor, max_length: int, share: bool) -> None:
         self.model, self.share = model, share
@@ -241,7 +240,7 @@ class _TransformerDecoding(Decoding):
 
 
 def inner_model(module: nn.Module) -> Any:
-    """The Hugging Face model itself, out of the wrapper that adapters come in."""
+    """The Hugging Face model inside PEFT's wrapper, if there is one."""
     return module.get_base_model() if hasattr(module, "get_base_model") else module  # type: ignore[operator]
 
 
@@ -254,7 +253,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def pad(sequences: Sequence[Sequence[int]], left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """``[row, position]`` token ids and the mask of those that count; padding is token 0, which nothing attends to."""
+    """``[row, position]`` token ids and their mask; padding is token 0, to which nothing attends."""
     width = max(len(sequence) for sequence in sequences)
     ids = torch.zeros(len(sequences), width, dtype=torch.long)
     mask = torch.zeros(len(sequences), width, dtype=torch.long)
