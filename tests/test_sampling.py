@@ -236,7 +236,7 @@ def test_rounding_does_not_carry_past_the_vocabulary() -> None:
 
 
 def test_probabilities_that_are_not_finite_are_refused() -> None:
-    message = "the model's probabilities are not finite: its weights hold NaN or have grown beyond bounds"
+    message = "the model's probabilities are not finite: its weights hold NaN or are too large"
     with pytest.raises(RunError, match=f"^{message}$"):
         draw_tokens(torch.tensor([[0.0, float("nan")]]), torch.tensor([0.5], dtype=torch.float64))
 

@@ -1,4 +1,4 @@
-"""Beam search over any language model, with length penalty 1 and no blocked n-grams, as in the paper's appendix B."""
+"""Beam search over any language model, with length penalty 1 and no blocked n-grams (sections 3.2 and 3.3 of the paper)."""
 
 from __future__ import annotations
 
