@@ -14,10 +14,7 @@ from cdpg.models.transformer import digest, inner_model
 
 
 def requested_adapters(config: CDPGConfig, peft_config: Any) -> Any:
-    """The adapters that the settings or the trainer's argument ask for, as PEFT is told; None if neither does.
-
-    Without dropout, which is off anyway.
-    """
+    """PEFT's configuration of the adapters that the settings or the trainer's argument ask for; None for none."""
     if config.lora_rank is None:
         return peft_config
     if peft_config is not None:
@@ -35,11 +32,11 @@ def requested_adapters(config: CDPGConfig, peft_config: Any) -> Any:
 
 
 def with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.Module | None]:
-    """The model with new adapters, and a copy from before them unless switching them off gives back the model.
+    """The model with new adapters, and a copy from before them unless the model without them is unchanged.
 
-    It does if the model's own parameters are the same bit for bit, and stay so since nothing trains them. Some ways to
-    begin take the adapters out of the weights first (``init_lora_weights="pissa"``), some configurations train the
-    model's biases too (``bias="all"``).
+    It is unchanged if its own parameters are equal bit for bit and none of them is trained. Some initialisations
+    subtract the adapters from the weights (``init_lora_weights="pissa"``), and some configurations train the model's
+    biases too (``bias="all"``).
     """
     try:
         from peft import get_peft_model
@@ -67,21 +64,21 @@ def with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.Mo
             f"PEFT changed the model's own weights for this {type(peft_config).__name__}, so that the base is lost: "
             f"use another init_lora_weights"
         )
-    original.peft_config = adapted.peft_config  # as in the model inside: how a run's adapters were asked for
+    original.peft_config = adapted.peft_config  # recorded with the run
     return adapted, original
 
 
 def leaves_weights_alone(peft_config: Any) -> bool:
-    """Whether the adapters are of the kind that leaves the model's own weights alone, as far as is known beforehand.
+    """Whether the adapters are of a kind that is known to leave the model's own weights unchanged.
 
-    It spares the usual adapters the memory of a copy that would only be thrown away.
+    Then no copy is made before they are added, which saves memory.
     """
     begins, biases = (getattr(peft_config, name, None) for name in ("init_lora_weights", "bias"))
     return begins in (True, False, "gaussian", "orthogonal", "eva") and biases == "none"
 
 
 def refuse_unwrapped(module: nn.Module) -> None:
-    """Adapters that Transformers put in: it would save them alone, without the model."""
+    """Refuse adapters added by Transformers, which would save them without the model."""
     if hasattr(module, "peft_config") and not hasattr(module, "get_base_model"):
         raise UserError(
             "the model has adapters that Transformers put in (add_adapter, load_adapter, or adapter_config.json beside "
@@ -91,9 +88,9 @@ def refuse_unwrapped(module: nn.Module) -> None:
 
 
 def _refuse_tied(adapted: nn.Module, own: Iterable[nn.Parameter]) -> None:
-    """Adapters of weights that another part of the model shares: merged into them, they would change that part too.
+    """Refuse adapters of tied weights: merged into them, they would change another part of the model too.
 
-    What replaces the weights instead can be saved with a decoder alone: there Transformers unties the embeddings.
+    Adapters that replace the weights are allowed in decoder-only models, where Transformers unties the embeddings.
     """
     from peft.tuners.trainable_tokens import TrainableTokensLayer
     from peft.tuners.tuners_utils import BaseTunerLayer

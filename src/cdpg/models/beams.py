@@ -1,4 +1,4 @@
-"""Beam search over any language model, with length penalty 1 and no blocked n-grams (sections 3.2 and 3.3 of the paper)."""
+"""Beam search over any language model, with length penalty 1 and no blocked n-grams (the paper, sections 3.2, 3.3)."""
 
 from __future__ import annotations
 

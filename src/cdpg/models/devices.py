@@ -12,7 +12,7 @@ from cdpg.errors import UserError
 
 
 def choose_device(config: CDPGConfig) -> torch.device:
-    """The device that was asked for, or the best there is."""
+    """The device in the settings, or the best available one."""
     if config.device != "auto":
         try:
             device = torch.device(config.device)
@@ -26,10 +26,10 @@ def choose_device(config: CDPGConfig) -> torch.device:
 
 
 def check_precision(config: CDPGConfig, device: torch.device) -> None:
-    """Try bfloat16 on a CPU in a process of its own: where it is announced and unusable, it kills the process."""
+    """Try bfloat16 on a CPU in another process: on some CPUs an unsupported instruction kills the process."""
     if config.dtype != "bfloat16" or device.type != "cpu":
         return
-    # Not from the working folder, which comes first where an interpreter is given code.
+    # ``python -c`` puts the working folder first in sys.path; nothing may be imported from it.
     start = "import sys; sys.path[:] = filter(None, sys.path); import torch; "
     trial = start + "a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
     result = subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False)

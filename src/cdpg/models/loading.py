@@ -40,7 +40,7 @@ def load_policy_and_base(
 ) -> tuple[LanguageModel, LanguageModel]:
     """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off.
 
-    Some adapters are part of the model even so (``with_adapters``): then the base is a copy from before them.
+    Some adapters change the model's own weights (see ``with_adapters``); then the base is an earlier copy.
     """
     peft_config = requested_adapters(config, peft_config)
     if isinstance(model, LanguageModel):
