@@ -126,6 +126,36 @@ def front_matter(text: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("changes", "asked", "adapters"),
+    [
+        ({}, None, None),
+        ({"lora_rank": 2}, None, "`LORA`, rank `2`, alpha `4`"),
+        ({"lora_rank": 3, "lora_alpha": 5}, None, "`LORA`, rank `3`, alpha `5.0`"),
+        ({}, {"r": 8, "lora_alpha": 8}, "`LORA`, rank `8`, alpha `8`"),
+    ],
+)
+def test_the_card_says_how_many_samples_were_drawn_and_what_was_tuned(
+    tmp_path: Path, changes: dict[str, Any], asked: dict[str, Any] | None, adapters: str | None
+) -> None:
+    if changes or asked:
+        peft = pytest.importorskip("peft")
+    config = CDPGConfig(
+        output_dir=str(tmp_path), epochs=1, contexts_per_epoch=3, num_generations=4, max_completion_length=5,
+        device="cpu", check_workers=0, learning_rate=1e-3, **changes,
+    )  # fmt: skip
+    CDPGTrainer(
+        tiny.make_model("llama"), even, config, PROMPTS, processing_class=tiny.tokenizer_for("llama"),
+        peft_config=asked and peft.LoraConfig(target_modules=["q_proj"], **asked),
+    ).train()  # fmt: skip
+    lines = (tmp_path / "model" / "README.md").read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("|").split("|") for line in lines if line.startswith("| ") and line.count("|") == 3]
+    rows = {name.strip(): value.strip() for name, value in cells}
+    assert (rows["contexts per epoch (N)"], rows["samples per context (M)"]) == ("`3`", "`4`")
+    assert (rows["epochs"], rows["samples drawn"], rows["learning rate"]) == ("1", "12", "`0.001`")
+    assert rows.get("adapters") == adapters
+
+
 @pytest.mark.parametrize(("family", "auto"), [("llama", AutoModelForCausalLM), ("t5", AutoModelForSeq2SeqLM)])
 def test_the_model_loads_with_plain_transformers_and_has_its_card(tmp_path: Path, family: str, auto: Any) -> None:
     trainer = make_trainer(tmp_path, family)
@@ -215,10 +245,11 @@ def test_text_from_outside_stays_text() -> None:
 
 
 def test_what_the_evaluation_says_of_the_model_is_a_warning() -> None:
-    notices = ["tuned: no nearer to the ideal model than the base: 1.64 → 2.41 nats\n# owned", "base: so what", 3]
-    evaluation = {"base": {}, "tuned": {"satisfaction": {"mean": 0.5}}, "notices": notices}
+    notices = ["no nearer to the ideal model than the base: 1.64 → 2.41 nats\n# owned", 3]
+    told = {"base": ["so what"], "tuned": notices}
+    evaluation = {"base": {}, "tuned": {"satisfaction": {"mean": 0.5}}, "notices": ["tuned: x"], "model_notices": told}
     text = card({}, evaluation, SPENT, {"is_encoder_decoder": False})
-    assert "> **Warning:** tuned: no nearer to the ideal model than the base: 1.64 → 2.41 nats # owned.\n" in text
+    assert "> **Warning:** no nearer to the ideal model than the base: 1.64 → 2.41 nats # owned.\n" in text
     assert text.count("**Warning:**") == 1
 
 

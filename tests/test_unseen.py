@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ SETTINGS = {
     "contexts_per_epoch": 2, "num_generations": 4, "max_completion_length": 4, "evaluation_samples": 2,
     "device": "cpu", "check_workers": 0,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files hold the command that made them: its words must not be those that started the tests."""
+    monkeypatch.setattr(sys, "argv", ["cdpg"])
 
 
 def call(command: str, *words: str) -> str:

@@ -333,6 +333,13 @@ def expected_notices(evaluation: Evaluation, models: Mapping[str, str]) -> list[
     return found
 
 
+def by_model(found: dict[str, list[str]], tuned: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """All notices on models, each of which stands with its own model."""
+    assert list(found) == ["base", *tuned]
+    assert all(sentence.startswith(f"{name}: ") for name, sentences in found.items() for sentence in sentences)
+    return sorted(notice for sentences in found.values() for notice in notices(sentences))
+
+
 def on_distance(expected: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The sentences on models that are no nearer to the ideal model than the base, from the expected figures."""
     found = []
@@ -356,6 +363,7 @@ def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     found = json.loads((runs.runs / method / "evaluation.json").read_text())
     assert differences(found.pop("costs"), {"tuned": costs(runs.runs / method)}) == []
     told = [*on_distance(expected, expected), *expected_notices(evaluation, shown)]
+    assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)
     assert notices(found.pop("notices")) == told
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
@@ -367,6 +375,7 @@ def test_the_comparison(one: One) -> None:
     found = json.loads((one.runs / "comparison.json").read_text())
     assert differences(found.pop("costs"), {method: costs(one.runs / method) for method in METHODS}) == []
     told = [*on_distance(expected, expected["models"]), *expected_notices(evaluation, shown)]
+    assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)
     assert notices(found.pop("notices")) == told
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 

@@ -33,7 +33,7 @@ from cdpg.evaluation.statistics import (
     ratio,
     resample,
 )
-from cdpg.evaluation.unseen import APPLIED, TUNED_ON, warning
+from cdpg.evaluation.unseen import APPLIED, MODEL_NOTICES, TUNED_ON, warning
 from cdpg.messages.terms import term
 from cdpg.target.divergence import kl_target_policy_pooled
 from cdpg.target.target import log_target
@@ -112,12 +112,7 @@ class Evaluation:
             **self._against_ideal(names),
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
-            "notices": [
-                *(self._on_tuned_contexts() if tuned else ()),
-                *(notice for name, shown in tuned.items() for notice in self._on_distance(name, shown)),
-                *self._on_references(),
-                *(notice for name, shown in names.items() for notice in self._notices(name, shown)),
-            ],
+            **self._all_notices(names, tuned),
             "examples": [self._example(index, names) for index in self._example_indices()],
         }
 
@@ -127,6 +122,20 @@ class Evaluation:
             "contexts": len(self.outcomes[BASE].contexts),
             TUNED_ON: self.tuned_on,
             APPLIED: int(applies.any(dim=0).sum()),
+        }
+
+    def _all_notices(self, names: Mapping[str, str], tuned: Mapping[str, str]) -> dict[str, Any]:
+        """All of them for the user, and those on a model by its name in the file."""
+        distances = {shown: list(self._on_distance(name, shown)) for name, shown in tuned.items()}
+        losses = {shown: list(self._notices(name, shown)) for name, shown in names.items()}
+        return {
+            "notices": [
+                *(self._on_tuned_contexts() if tuned else ()),
+                *(notice for found in distances.values() for notice in found),
+                *self._on_references(),
+                *(notice for found in losses.values() for notice in found),
+            ],
+            MODEL_NOTICES: {shown: [*distances.get(shown, ()), *found] for shown, found in losses.items()},
         }
 
     def _on_tuned_contexts(self) -> Iterator[str]:

@@ -13,6 +13,8 @@ TUNED_ON = "contexts_tuned_on"
 """Key of a record: how many of its ``contexts`` have a prompt that was tuned on; null where that is not known."""
 APPLIED = "contexts_applied"
 """Key of a record: to how many of its ``contexts`` a constraint applies, for one sample of one model at least."""
+MODEL_NOTICES = "model_notices"
+"""Key of a record: for each model the notices on it alone."""
 FEW = 20
 """Contexts below which intervals are called rough."""
 _MOST = 10**15

@@ -14,7 +14,7 @@ from typing import Any
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.catalogue import METRICS, fixed
-from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
+from cdpg.evaluation.unseen import MODEL_NOTICES, contexts_in_words, on_few, warning
 from cdpg.messages.text import plain_text
 from cdpg.models.names import EMBEDDED
 from cdpg.storage.json_files import mapping, read_json, sequence
@@ -106,8 +106,11 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
         ("method", f"{_code(method)}: {_METHODS[method]}" if method in _METHODS else _code(method)),
         ("contexts to tune on", f"{contexts:,}" if isinstance(contexts, int) else ""),
         ("epochs", f"{spent['epochs']:,.0f}"),
+        ("contexts per epoch (N)", _code(settings.get("contexts_per_epoch", ""))),
+        ("samples per context (M)", _code(settings.get("num_generations", ""))),
         ("samples drawn", f"{spent['samples']:,.0f}"),
         ("learning rate", _code(settings.get("learning_rate", ""))),
+        ("adapters", _adapters(settings)),
         ("longest completion", f"{_code(settings.get('max_completion_length', ''))} tokens"),
         ("text before every prompt", _code(settings["prompt_prefix"]) if settings.get("prompt_prefix") else ""),
     ]
@@ -116,6 +119,13 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float])
         "and is otherwise as close as possible to the base a.\n\n"
         + _table(("", ""), [(name, value) for name, value in rows if value])
     )
+
+
+def _adapters(settings: Mapping[str, Any]) -> str:
+    """The adapters that were tuned; nothing where all weights were."""
+    tuned = mapping(mapping(mapping(settings.get("origin")).get("sampling")).get("adapters"))
+    facts = [f"{name} {_code(tuned[name])}" for name in ("rank", "alpha") if tuned.get(name) is not None]
+    return ", ".join([_code(tuned.get("kind")), *facts]) if tuned else ""
 
 
 def _figures(evaluation: Mapping[str, Any]) -> str:
@@ -134,8 +144,8 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
     ]
     confidence = evaluation.get("confidence")
     share = f"{confidence:.0%} intervals" if isinstance(confidence, float) else "intervals"
-    told = (plain_text(notice, limit=400) for notice in sequence(evaluation.get("notices")) if isinstance(notice, str))
-    problems = [warning(evaluation), *(text for text in told if text.startswith("tuned: "))]
+    found = sequence(mapping(evaluation.get(MODEL_NOTICES)).get("tuned"))
+    problems = [warning(evaluation), *(plain_text(text, limit=400) for text in found if isinstance(text, str))]
     return (
         "## Figures\n\n"
         + "".join(f"> **Warning:** {problem}.\n\n" for problem in problems if problem)

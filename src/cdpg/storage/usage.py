@@ -45,6 +45,7 @@ def facts(policy: LanguageModel, config: CDPGConfig, contexts: Sequence[Context]
         "hub_id": hub_id(policy.inner.config),
         "weights": {"original": _name(policy.original_dtype), "saved": _name(policy.saved_dtype(config))},
         "generation_settings": left_out(policy.inner),
+        "adapters": _tuned_adapters(policy.module),
     }
 
 
@@ -103,6 +104,17 @@ def _own_system(contexts: Sequence[Context], config: CDPGConfig) -> str | bool:
 def _system_of(context: Context) -> str:
     messages = () if isinstance(context.prompt, str) else context.prompt
     return next((str(message["content"]) for message in messages if message["role"] == "system"), "")
+
+
+def _tuned_adapters(module: Any) -> dict[str, Any] | None:
+    """Kind, rank and scale of the adapters that are tuned; None where all weights are, adapters or not."""
+    asked = getattr(module, "peft_config", None)
+    if not asked or all(parameter.requires_grad for parameter in module.parameters()):
+        return None
+    config = list(asked.values())[-1]
+    alpha = getattr(config, "lora_alpha", getattr(config, "alpha", None))
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    return {"kind": kind, "rank": getattr(config, "r", None), "alpha": alpha}
 
 
 def _name(dtype: Any) -> str | None:
