@@ -25,6 +25,7 @@ import torch
 from hypothesis import settings
 
 import warm
+from noticed import noticed
 
 torch.set_num_threads(1)
 
@@ -56,6 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def notices() -> Iterator[list[str]]:
+    """The notices that the package gives in a test, as they come."""
+    with noticed() as messages:
+        yield messages
 
 
 @pytest.fixture(autouse=True)

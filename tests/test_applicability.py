@@ -80,14 +80,14 @@ async def leaves(prompts: list[str], completions: list[str], **columns: Any) -> 
     raise SystemExit(3)
 
 
-def test_a_coroutine_is_awaited_in_the_process_and_in_workers() -> None:
+def test_a_coroutine_is_awaited_in_the_process_and_in_workers(notices: list[str]) -> None:
     expected = ([1.0, 1.0, 0.0, 0.0], {})
     assert judged(short)[:2] == expected
     made = Judge(short, Limits(workers=1))
     found = made.collect(made.submit(CONTEXTS, ["0", "1", "2", "3"], [[0]] * 4))
     made.close()
     assert (found.b, found.failures) == expected
-    assert made.notices == []
+    assert notices == []
 
 
 def test_a_coroutine_is_awaited_beside_a_loop_that_runs() -> None:

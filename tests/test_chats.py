@@ -15,7 +15,7 @@ import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.cli import app
 from cdpg.constraints.judge import Judge
-from cdpg.contexts.chats import as_chats, notices_on_prompts
+from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.messages.terms import on_command_line
@@ -45,16 +45,20 @@ def test_texts_become_messages_and_chats_stay() -> None:
         seen("two dogs", chat=False, system="Be brief.")
 
 
-def test_a_chat_model_that_is_sent_plain_text_is_noticed() -> None:
+def test_a_chat_model_that_is_sent_plain_text_is_noticed(notices: list[str]) -> None:
     with_template, without = tiny.tokenizer_for("llama"), tiny.tokenizer_for("llama")
     without.chat_template = None
     plain, chat = Context("two dogs", {}, 1), Context((USER,), {}, 2)
     other = Context("three cats", {}, 3)
-    (notice,) = notices_on_prompts(with_template, [plain, other, chat, plain, other])
+    warn_of_plain_prompts(with_template, [plain, other, chat, plain, other])
+    notice = notices.pop()
     assert "the 2 prompts are plain text" in notice and "set chat=True in CDPGConfig" in notice
     with on_command_line():
-        assert "add --chat" in notices_on_prompts(with_template, [plain])[0]
-    assert notices_on_prompts(with_template, [chat]) == notices_on_prompts(without, [plain]) == []
+        warn_of_plain_prompts(with_template, [plain])
+    assert "add --chat" in notices.pop()
+    warn_of_plain_prompts(with_template, [chat])
+    warn_of_plain_prompts(without, [plain])
+    assert notices == []
 
 
 def test_a_function_that_takes_completions_for_texts_is_told_what_they_are() -> None:
@@ -147,7 +151,7 @@ def test_the_check_and_the_evaluation_notice_plain_prompts(workplace: Path) -> N
     assert "chat template" not in invoked("check", *OWN, *SMALL_WORDS, "--chat").stderr
 
 
-def test_the_trainer_sends_chats_too(tmp_path: Path) -> None:
+def test_the_trainer_sends_chats_too(tmp_path: Path, notices: list[str]) -> None:
     seen: list[Any] = []
 
     def look(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
@@ -157,9 +161,9 @@ def test_the_trainer_sends_chats_too(tmp_path: Path) -> None:
     config = CDPGConfig(output_dir=str(tmp_path / "out"), chat=True, **SMALL)
     model, tokenizer = tiny.make_model("llama"), tiny.tokenizer_for("llama")
     trainer = CDPGTrainer(model, look, config, ["two dogs"], ["two dogs"], tokenizer)
-    assert trainer.judge.notices == []
+    assert not any("plain text" in notice for notice in notices)
     trainer.train()
     assert all(prompt == [USER] and completion[0]["role"] == "assistant" for prompt, completion in seen)
     config = config.replace(chat=False)
-    plain = CDPGTrainer(tiny.make_model("llama"), look, config, ["two dogs"], ["two dogs"], tokenizer)
-    assert any("the prompt is plain text" in notice for notice in plain.judge.notices)
+    CDPGTrainer(tiny.make_model("llama"), look, config, ["two dogs"], ["two dogs"], tokenizer)
+    assert any("the prompt is plain text" in notice for notice in notices)

@@ -251,4 +251,4 @@ def test_a_missing_column_is_reported_before_a_model_is_loaded(lacking: str) -> 
     contexts = {"tuning": whole, "held_out": whole, lacking: bare}
     job = Job(model="nosuch", constraint=("test_check:needy",), settings=CDPGConfig(check_workers=0, device="cpu"))
     with pytest.raises(UserError, match="test_check:needy takes 'source'"):
-        probe(job, Inputs(**contexts, constraints=[needy], measure=TextMeasure(), stop=None), 1, lambda text: None)
+        probe(job, Inputs(**contexts, constraints=[needy], measure=TextMeasure(), stop=None), 1)

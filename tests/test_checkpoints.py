@@ -30,6 +30,7 @@ from cdpg.storage.checkpoints import (
     save_checkpoint,
 )
 from cdpg.system import files
+from noticed import noticed
 
 # Every function through which a save changes the file system.
 CHANGES = (
@@ -52,8 +53,9 @@ def save(folder: Path, epoch: int, value: float | None = None, keep: int = 2) ->
 
 def latest_value(folder: Path) -> float:
     """The value that the latest checkpoint was made of; nothing may have been skipped on the way to it."""
-    found = latest_checkpoint(folder, pytest.fail)
-    assert found is not None
+    with noticed() as notices:
+        found = latest_checkpoint(folder)
+    assert found is not None and not notices
     value = found.state["value"]
     for stem, named in tensors_of(value).items():
         assert found.tensors[stem].keys() == named.keys()
@@ -148,7 +150,7 @@ def test_a_run_taken_back_forgets_its_later_checkpoints(tmp_path: Path) -> None:
 
 
 def test_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path / "missing", pytest.fail) is None
+    assert latest_checkpoint(tmp_path / "missing") is None
     files.tidy(tmp_path / "missing")
 
 
@@ -210,15 +212,14 @@ def test_every_byte_of_the_manifest_counts(pristine: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors"])
-def test_a_missing_file_is_detected_and_the_one_before_used(pristine: Path, name: str) -> None:
+def test_a_missing_file_is_detected_and_the_one_before_used(pristine: Path, name: str, notices: list[str]) -> None:
     (pristine / name).unlink()
-    notices: list[str] = []
-    found = latest_checkpoint(pristine.parent, notices.append)
+    found = latest_checkpoint(pristine.parent)
     assert found is not None
     assert found.epoch == 1
     assert [str(pristine / name) in notice for notice in notices] == [True]
     (found.path / name).unlink()
-    assert latest_checkpoint(pristine.parent, notices.append) is None
+    assert latest_checkpoint(pristine.parent) is None
 
 
 def test_a_later_format_is_not_guessed_at(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +240,7 @@ def test_what_cannot_be_read_now_is_not_given_up(pristine: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(RunError, match="cannot be read: Input/output error") as error:
-        latest_checkpoint(pristine.parent, lambda text: None)
+        latest_checkpoint(pristine.parent)
     assert not isinstance(error.value, CorruptCheckpoint)
 
 
@@ -395,7 +396,7 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot write the checkpoint"):
         save(tmp_path / "checkpoints", 1)
     with pytest.raises(RunError, match="cannot look for checkpoints"):
-        latest_checkpoint(tmp_path / "checkpoints", pytest.fail)
+        latest_checkpoint(tmp_path / "checkpoints")
 
 
 def save_until_killed(folder: Path, announce: int, first: int) -> None:
@@ -433,23 +434,22 @@ def test_sigkill_at_random_moments_loses_nothing(tmp_path: Path) -> None:
 # --- which one a run goes on from ---
 
 
-def test_a_run_goes_on_from_the_newest_whole_one(tmp_path: Path) -> None:
-    told: list[str] = []
-    assert find_checkpoint(tmp_path, True, told.append) is None
-    assert told == [f"there is nothing to resume: {str(tmp_path)!r} has no checkpoint; the run begins at the start"]
-    told.clear()
+def test_a_run_goes_on_from_the_newest_whole_one(tmp_path: Path, notices: list[str]) -> None:
+    assert find_checkpoint(tmp_path, True) is None
+    assert notices == [f"there is nothing to resume: {str(tmp_path)!r} has no checkpoint; the run begins at the start"]
+    notices.clear()
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     assert kept_epochs(tmp_path) == [1, 2]
-    found = find_checkpoint(tmp_path, True, told.append)
-    assert found is not None and (found.epoch, told) == (2, [])
+    found = find_checkpoint(tmp_path, True)
+    assert found is not None and (found.epoch, notices) == (2, [])
     (newest / "state.json").write_bytes(b"{}")
-    found = find_checkpoint(tmp_path, True, told.append)
+    found = find_checkpoint(tmp_path, True)
     assert found is not None and found.epoch == 1
-    assert len(told) == 1 and told[0].startswith("a damaged checkpoint is skipped: ")
+    assert len(notices) == 1 and notices[0].startswith("a damaged checkpoint is skipped: ")
     (tmp_path / "epoch-000001" / "state.json").write_bytes(b"{}")
     with pytest.raises(RunError) as error:
-        find_checkpoint(tmp_path, True, told.append)
+        find_checkpoint(tmp_path, True)
     assert str(error.value) == (
         f"no checkpoint in {str(tmp_path)!r} is whole: start again in another folder, or remove them to start again "
         "in this one"
@@ -461,17 +461,17 @@ def test_a_checkpoint_is_chosen_by_its_path(tmp_path: Path) -> None:
     first = save(folder, 1)
     save(folder, 2)
     for given in (first, str(first)):
-        found = find_checkpoint(folder, given, pytest.fail)
+        found = find_checkpoint(folder, given)
         assert found is not None and found.epoch == 1
     with pytest.raises(UserError) as error:
-        find_checkpoint(other, first, pytest.fail)
+        find_checkpoint(other, first)
     assert str(error.value) == (
         f"the checkpoint {str(first)!r} is not one of output_dir {str(other.parent)!r}: set output_dir to the folder "
         "it belongs to; to go on elsewhere, copy that whole folder first"
     )
     missing = folder / "epoch-000009"
     with pytest.raises(UserError) as error:
-        find_checkpoint(folder, missing, pytest.fail)
+        find_checkpoint(folder, missing)
     assert str(error.value) == (
         f"there is no checkpoint {str(missing)!r}: expected a folder such as checkpoints/epoch-000100"
     )

@@ -30,6 +30,7 @@ from cdpg.jobs.job import Inputs, Job
 from cdpg.storage.json_files import write_json, write_yaml
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.storage.run_folder import RunFolder
+from noticed import noticed
 
 CONSTRAINT = "def even(prompts, completions, **columns):\n    return [len(c) % 2 == 0 for c in completions]\n"
 SMALL = ["--set", "max_completion_length=6", "--set", "num_generations=4", "--set", "contexts_per_epoch=2"]
@@ -293,9 +294,9 @@ def test_a_comparison_says_what_it_will_replace(tmp_path: Path, monkeypatch: pyt
     write_json(tmp_path / "comparison.json", {"models": {"base": {}, "cdpg": {}, "dpg": {}}})
 
     def told(*methods: str) -> list[str]:
-        heard: list[str] = []
         job, runs = compared(tmp_path, *methods)
-        comparison.carry_out(job, Inputs([], [], [], None, None), runs, 1, True, None, heard.append)  # type: ignore[arg-type]
+        with noticed() as heard:
+            comparison.carry_out(job, Inputs([], [], [], None, None), runs, 1, True, None)  # type: ignore[arg-type]
         return heard
 
     assert told("cdpg", "dpg", "ziegler") == []

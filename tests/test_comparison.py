@@ -68,7 +68,7 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(comparison, "load_model", lambda path, settings: path)
     monkeypatch.setattr(comparison, "_evaluated", evaluated)
     inputs = Inputs([], [], lambda prompts, completions: [], TextMeasure(), None)  # nothing is evaluated
-    assert compare(job_in(tmp_path), inputs, runs, None, print, GentleStop()) is not None
+    assert compare(job_in(tmp_path), inputs, runs, None, GentleStop()) is not None
     return loaded
 
 

@@ -62,10 +62,9 @@ def test_long_csv_fields_are_read_and_the_module_wide_limit_is_left_as_it_was(tm
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson"])
-def test_jsonl_rows_are_lines_and_missing_columns_are_none(tmp_path: Path, name: str) -> None:
+def test_jsonl_rows_are_lines_and_missing_columns_are_none(tmp_path: Path, name: str, notices: list[str]) -> None:
     path = write(tmp_path / name, '{"prompt": "a\u2028b", "k": 1}\n\n{"prompt": "c", "m": [2]}\n{"prompt": "d"}\n\n\n')
-    notices: list[str] = []
-    assert load_contexts(path, notify=notices.append) == [
+    assert load_contexts(path) == [
         Context("a\u2028b", {"k": 1, "m": None}, 1),
         Context("c", {"k": None, "m": [2]}, 3),
         Context("d", {"k": None, "m": None}, 4),
@@ -154,11 +153,10 @@ def test_the_limit_leaves_the_rest_unread(tmp_path: Path) -> None:
             load_contexts(["a"], limit=limit)  # type: ignore[arg-type]
 
 
-def test_duplicates_are_kept_and_counted() -> None:
-    notices: list[str] = []
+def test_duplicates_are_kept_and_counted(notices: list[str]) -> None:
     rows = [{"prompt": "a", "k": 1}, {"k": 1, "prompt": "a"}, {"prompt": "a", "k": 2}]
-    assert len(load_contexts(rows, notify=notices.append)) == 3
-    assert len(load_contexts(["a"] * 1201, notify=notices.append)) == 1201
+    assert len(load_contexts(rows)) == 3
+    assert len(load_contexts(["a"] * 1201)) == 1201
     assert notices == [
         "1 of 3 contexts is a duplicate of an earlier one; it is kept and drawn more often "
         "(the first: row 2, the same as row 1)",
@@ -167,10 +165,9 @@ def test_duplicates_are_kept_and_counted() -> None:
     ]
 
 
-def test_a_column_without_a_name_is_left_out_aloud(tmp_path: Path) -> None:
-    notices: list[str] = []
+def test_a_column_without_a_name_is_left_out_aloud(tmp_path: Path, notices: list[str]) -> None:
     path = write(tmp_path / "a.csv", ",prompt\n0,a\n1,b\n")
-    assert load_contexts(path, notify=notices.append) == [Context("a", {}, 1), Context("b", {}, 2)]
+    assert load_contexts(path) == [Context("a", {}, 1), Context("b", {}, 2)]
     assert notices == [f"column 1 of {str(path)!r} has no name in the header: left out"]
 
 
@@ -616,10 +613,9 @@ def test_known_fingerprints(value: Any, line: str, digest: str) -> None:
     assert fingerprint_of(value) == digest
 
 
-def test_contexts_that_differ_in_a_number_of_an_uncommon_type_are_no_duplicates() -> None:
-    told: list[str] = []
-    load_contexts([{"prompt": "a", "weight": np.longdouble(n)} for n in (1, 2)], notify=told.append)
-    assert told == []
-    load_contexts([{"prompt": "a", "weight": np.longdouble(n)} for n in (1, 1)], notify=told.append)
-    assert len(told) == 1
-    assert told[0].startswith("1 of 2 contexts is a duplicate")
+def test_contexts_that_differ_in_a_number_of_an_uncommon_type_are_no_duplicates(notices: list[str]) -> None:
+    load_contexts([{"prompt": "a", "weight": np.longdouble(n)} for n in (1, 2)])
+    assert notices == []
+    load_contexts([{"prompt": "a", "weight": np.longdouble(n)} for n in (1, 1)])
+    assert len(notices) == 1
+    assert notices[0].startswith("1 of 2 contexts is a duplicate")

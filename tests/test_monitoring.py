@@ -251,25 +251,23 @@ def test_nothing_applying_ends_a_run_unless_something_has_applied(tmp_path: Path
     assert found.problem(nothing) is None  # type: ignore[arg-type]
 
 
-def test_each_kind_of_failure_is_told_once(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_each_kind_of_failure_is_noticed_once(tmp_path: Path, notices: list[str]) -> None:
     failures = log(tmp_path)
     died = {"epoch": 1, "checks_failed": 2, "checks_failed_died": 2}
     late = {"epoch": 3, "checks_failed": 3, "checks_failed_died": 1, "checks_failed_timeout": 2}
     for record in ({"epoch": 0, "checks_failed": 0}, died, {**died, "epoch": 2}, late, late):
-        failures.tell(record, told.append)
-    assert told == [
+        failures.log(record)
+    assert notices == [
         "epoch 1: 2 checks failed (died 2) and their samples were left out",
         "epoch 3: 3 checks failed (died 1, timeout 2) and their samples were left out",
     ]
 
 
-def test_totals_are_over_the_whole_run(tmp_path: Path) -> None:
+def test_totals_are_over_the_whole_run(tmp_path: Path, notices: list[str]) -> None:
     metrics = JsonlFile(tmp_path / "metrics.jsonl")
     metrics.append({"epoch": 1, "checks_failed": 2, "checks_failed_died": 2, "checks_exhausted": 0})
     metrics.append({"epoch": 2, "checks_failed": 3, "checks_failed_died": 3, "checks_exhausted": 1})
     metrics.append({"epoch": 3, "checks_failed": 0, "checks_exhausted": 0})
-    told: list[str] = []
-    log(tmp_path).tell_all(metrics.path, told.append)
-    assert len(told) == 1
-    assert told[0].startswith("in all, 5 checks failed (died 5) and their samples were left out; 1 texts exhausted")
+    log(tmp_path).log_total(metrics.path)
+    assert len(notices) == 1
+    assert notices[0].startswith("in all, 5 checks failed (died 5) and their samples were left out; 1 texts exhausted")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,14 @@ from rich.text import Text
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.plan import final_contexts
+from cdpg.messages.notices import shown_notices
 from cdpg.messages.text import plain_text, safe_text
 from cdpg.system import memory
 from cdpg.training.forecast import guessed_context, run_seconds
 from cdpg.training.notices import Notices
 from cdpg.training.progress import Progress, outlook
+
+LOG = logging.getLogger("cdpg.training.trainer")
 
 
 class Clock:
@@ -84,9 +89,9 @@ def test_a_run_that_stops_early_or_starts_late_shows_its_ends() -> None:
 
 
 def test_default_is_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(2) as progress:
+    with shown_notices(True), Progress(2) as progress:
         progress.update(record(1))
-        progress.note("a notice")
+        LOG.info("a notice")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("epoch 1/2")
@@ -104,11 +109,10 @@ def test_what_is_not_known_is_a_dash(missing: float | None) -> None:
     assert second == "epoch 2/2, satisfaction -, coverage -, rough KL(p,pi) -, - tokens/s, 1s left"
 
 
-def test_notes_are_one_line_without_control_characters() -> None:
-    stream = io.StringIO()
-    with Progress(2, Console(file=stream, width=20)) as progress:
-        progress.note("[red]a\x1b[2J\nlong " + "x" * 100)
-    assert stream.getvalue() == "[red]a[2J long " + "x" * 100 + "\n"
+def test_notices_are_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_notices(True), Progress(2):
+        LOG.info("[red]a\x1b[2J\nlong " + "x" * 100)
+    assert capsys.readouterr().err == "[red]a[2J long " + "x" * 100 + "\n"
 
 
 # --- time left ---
@@ -155,17 +159,16 @@ def test_time_left_counts_the_evaluations_to_come() -> None:
     assert guessed_context(config, 8.0) == 8.0 / config.samples_per_epoch * config.evaluation_samples
 
 
-def test_memory_is_told_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    notices = Notices(SimpleNamespace(notices=[]), SimpleNamespace(), 4)  # type: ignore[arg-type]
+def test_memory_is_reported_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch, notices: list[str]) -> None:
+    run = Notices(SimpleNamespace(), 4)  # type: ignore[arg-type]
     config, watch = CDPGConfig(epochs=2), SimpleNamespace(notice=lambda threads: None)
     for peak in (1_000_000_000, 1_200_000_000, 1_300_000_000, 1_300_000_000):
         monkeypatch.setattr(memory, "peak", lambda peak=peak: {"memory": peak})
-        if not told:
-            notices.of_first_epoch(config, {"epoch": 1, "seconds": 1.0}, watch, (0, None), told.append)  # type: ignore[arg-type]
+        if not notices:
+            run.of_first_epoch(config, {"epoch": 1, "seconds": 1.0}, watch, (0, None))  # type: ignore[arg-type]
         else:
-            notices.of_memory(told.append)
-    assert told[1:] == ["in all, at most 1.3 GB of memory in use"]
+            run.of_memory()
+    assert notices[1:] == ["in all, at most 1.3 GB of memory in use"]
 
 
 def test_the_first_epoch_tells_time_and_memory() -> None:
@@ -197,14 +200,15 @@ def test_time_left_of_a_resumed_run_counts_its_own_epochs_only() -> None:
 
 def test_a_terminal_gets_one_live_line() -> None:
     stream, clock = Terminal(), Clock()
-    with Progress(10, terminal(stream), clock) as progress:
+    with shown_notices(True), Progress(10, terminal(stream), clock) as progress:
         for epoch in range(1, 4):
             clock.now += 2.0
             progress.update(record(epoch, seconds=2.0, tokens=2400))
-        progress.note("[bold]a notice\x1b[2J[/bold]")
+        LOG.warning("[bold]a notice\x1b[2J[/bold]")
     shown = stream.getvalue()
     assert "epoch 3/10, satisfaction 0.412, coverage 0.88, rough KL(p,pi) 3.46, 1,200 tokens/s, 14s left" in shown
-    assert "[bold]a notice[2J[/bold]" in shown
+    assert shown.count("[bold]a notice[2J[/bold]") == 1
+    assert re.search(r"\r\x1b\[2K\[bold\]a notice\[2J\[/bold\]\n.*━", shown), "above the line, which is drawn again"
     assert "\x1b[2J" not in shown
     assert "━" in shown
     assert "\r\x1b[2K" in shown, "the line is drawn over"
@@ -263,10 +267,10 @@ def test_a_stream_that_fails_does_not_stop_the_run(error: OSError) -> None:
 def epochs_reached(console: Console) -> int:
     """How far a loop of three epochs gets."""
     epoch = 0
-    with Progress(3, console) as progress:
+    with shown_notices(True), Progress(3, console) as progress:
         for epoch in range(1, 4):
             progress.update(record(epoch))
-            progress.note("still here")
+            LOG.info("still here")
     return epoch
 
 

@@ -14,6 +14,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from cdpg.system.distributed import Processes
 from cdpg.tasks.code import constraint as python_code
 from cdpg.training.failures import FailureLog
 from enumeration import contexts_of, tabular
+from noticed import noticed
 
 QUICK = Limits(workers=2, seconds=1.0, megabytes=128)
 
@@ -514,11 +516,8 @@ CONTEXTS = [Context("p", {"act": None}, 1), Context("q", {"act": None}, 2)]
 
 
 def judged(*constraints: Any, contexts: list[Context] | None = None, texts: tuple[str, str] = ("x", "yy")) -> Any:
-    judge = Judge(list(constraints), QUICK)
-    try:
-        return judge.collect(judge.submit(contexts or CONTEXTS, texts, [[1], [2, 3]])), judge.notices
-    finally:
-        judge.close()
+    with noticed() as notices, closing(Judge(list(constraints), QUICK)) as judge:
+        return judge.collect(judge.submit(contexts or CONTEXTS, texts, [[1], [2, 3]])), notices
 
 
 def acting(what: str) -> list[Context]:
@@ -580,13 +579,13 @@ def test_odd_columns_keep_a_constraint_here() -> None:
     assert "the column 'act' holds more than texts and numbers" in notices[0]
 
 
-def test_columns_that_turn_odd_leave_what_was_sent_before_to_the_workers() -> None:
+def test_columns_that_turn_odd_leave_what_was_sent_before_to_the_workers(notices: list[str]) -> None:
     judge = Judge(naughty.constraint, QUICK)
     sent = [judge.submit([Context("p", {"act": act}, 1)], ["good"], [[1]]) for act in ("", b"bytes", "")]
     found = [judge.collect(pending).b for pending in sent]
     judge.close()
     assert found == [[1.0]] * 3
-    assert len(judge.notices) == 1
+    assert len(notices) == 1
 
 
 def test_a_module_that_a_new_process_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,19 +609,19 @@ def test_the_surroundings_are_the_same_in_every_call() -> None:
 
 
 def told_by(texts: list[str], show: bool) -> list[str]:
-    judge = Judge(naughty.talkative, Limits(workers=1, seconds=5.0, megabytes=256, show_output=show))
-    judge.collect(judge.submit([Context("p", {}, 1)] * len(texts), texts, [[1]] * len(texts)))
-    judge.close()
-    return judge.notices
+    limits = Limits(workers=1, seconds=5.0, megabytes=256, show_output=show)
+    with noticed() as notices, closing(Judge(naughty.talkative, limits)) as judge:
+        judge.collect(judge.submit([Context("p", {}, 1)] * len(texts), texts, [[1]] * len(texts)))
+    return notices
 
 
 def test_what_a_constraint_prints_is_shown_on_request() -> None:
     start = "naughty:talkative printed: "
     assert told_by(["a", "b"], show=False) == []
-    assert told_by(["a", "b"], show=True) == [f"{start}judging a\x1b[31m", f"{start}judging b\x1b[31m"]
+    assert told_by(["a", "b"], show=True) == [f"{start}judging a[31m", f"{start}judging b[31m"]
     # Judged again one by one after the exception, and told once.
     again = [line.removeprefix(start) for line in told_by(["a", "oops"], show=True)]
-    assert again == ["judging a\x1b[31m", "judging oops\x1b[31m", "about to raise"]
+    assert again == ["judging a[31m", "judging oops[31m", "about to raise"]
     flood = told_by(["flood"], show=True)
     assert len(flood) == 21 and flood[-1] == f"{start}… (what follows is not shown)"
 

@@ -39,10 +39,6 @@ def job_of(task: str, **given: Any) -> Job:
     return Job.from_mapping({"task": task, **given})
 
 
-def ignore(message: str) -> None:
-    pass
-
-
 def test_the_tasks_are_those_of_the_paper() -> None:
     assert set(TASKS) == set(NAMES)
     for task in TASKS.values():
@@ -53,7 +49,7 @@ def test_the_tasks_are_those_of_the_paper() -> None:
 @functools.cache
 def contexts_of(name: str) -> Inputs:
     """What a task comes with."""
-    return job_of(name).load(ignore)
+    return job_of(name).load()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,26 +110,25 @@ def test_prompts_have_the_prefix_and_columns_of_the_task() -> None:
     context = contexts_of("translation-numbers").tuning[0]
     assert context.prompt == "translate English to French: " + context.columns["source"]
     assert context.columns["reference"]
-    signature = job_of("code-compilability", prompt_prefix="import os\n\n\n").load(ignore).tuning[0]
+    signature = job_of("code-compilability", prompt_prefix="import os\n\n\n").load().tuning[0]
     assert signature.prompt == "import os\n\n\n" + signature.columns["signature"]
 
 
-def test_signatures_that_break_pep8_are_left_out(tmp_path: Path) -> None:
+def test_signatures_that_break_pep8_are_left_out(tmp_path: Path, notices: list[str]) -> None:
     file = tmp_path / "signatures.txt"
     lines = ["def fine(a):", "def bad( a ):", *(f"def f{i}(x):" for i in range(60))]
     file.write_text("\n".join(lines) + "\n")
     assert follows_pep8([{"signature": line} for line in lines[:2]]) == [True, False]
-    told: list[str] = []
-    inputs = job_of("code-pep8", contexts=str(file)).load(told.append)
+    inputs = job_of("code-pep8", contexts=str(file)).load()
     everything = [context.prompt for context in (*inputs.tuning, *inputs.held_out)]
     assert sorted(everything) == sorted(lines[:1] + lines[2:])
-    assert any("1 of 62 contexts cannot be satisfied" in text for text in told)
+    assert any("1 of 62 contexts cannot be satisfied" in text for text in notices)
     assert len(inputs.held_out) == 6
 
 
 def test_a_folder_of_sources_gives_signatures(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f(x):\n    return x\n\n\nclass A:\n    def g(self):\n        pass\n")
-    inputs = job_of("code-compilability", contexts=str(tmp_path)).load(ignore)
+    inputs = job_of("code-compilability", contexts=str(tmp_path)).load()
     assert [context.prompt for context in inputs.tuning] == ["def f(x):", "def g(self):"]
     assert inputs.held_out == inputs.tuning  # too few to hold any out
 
@@ -152,59 +147,58 @@ def write_sources(folder: Path, files: int, functions: int) -> dict[str, str]:
 def test_a_folder_of_sources_is_split_by_file(tmp_path: Path) -> None:
     owners = write_sources(tmp_path, files=30, functions=5)
     job = job_of("code-compilability", contexts=str(tmp_path))
-    inputs = job.load(ignore)
+    inputs = job.load()
     tuned, held_out = ({owners[str(context.prompt)] for context in part} for part in (inputs.tuning, inputs.held_out))
     assert len(tuned) + len(held_out) == 30
     assert not tuned & held_out
     assert len(inputs.tuning) + len(inputs.held_out) == 151
     assert 10 <= len(inputs.held_out) <= 15
     assert all(set(context.columns) == {"signature"} for context in (*inputs.tuning, *inputs.held_out))
-    assert inputs == job.load(ignore)
-    other = dataclasses.replace(job, data_seed=1).load(ignore)
+    assert inputs == job.load()
+    other = dataclasses.replace(job, data_seed=1).load()
     assert {owners[str(context.prompt)] for context in other.held_out} != held_out
 
 
 @pytest.mark.parametrize(("files", "expected"), [(1, 61), (2, 60), (3, 60)])
-def test_large_files_are_held_out_whole_or_not_at_all(tmp_path: Path, files: int, expected: int) -> None:
+def test_large_files_are_held_out_whole_or_not_at_all(
+    tmp_path: Path, files: int, expected: int, notices: list[str]
+) -> None:
     write_sources(tmp_path, files, functions=60)
-    told: list[str] = []
-    inputs = job_of("code-compilability", contexts=str(tmp_path)).load(told.append)
+    inputs = job_of("code-compilability", contexts=str(tmp_path)).load()
     assert len(inputs.held_out) == expected
     assert (inputs.tuning == inputs.held_out) == (files == 1)
-    assert any("of one file or have one prompt" in text for text in told) == (files == 1)
+    assert any("of one file or have one prompt" in text for text in notices) == (files == 1)
 
 
-def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_told(tmp_path: Path) -> None:
+def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_told(tmp_path: Path, notices: list[str]) -> None:
     file, other = tmp_path / "sentences.csv", tmp_path / "other.csv"
     rows = [f"two dogs {number % 40},chiens {number}" for number in range(120)]
     file.write_text("\n".join(["source,reference", *rows]))
-    told: list[str] = []
-    inputs = job_of("translation-numbers", contexts=str(file)).load(told.append)
+    inputs = job_of("translation-numbers", contexts=str(file)).load()
     assert (len(inputs.tuning), len(inputs.held_out)) == (108, 12)
     assert not {context.prompt for context in inputs.tuning} & {context.prompt for context in inputs.held_out}
     other.write_text("source\ntwo dogs 7\ntwo dogs 70\n")
-    job_of("translation-numbers", contexts=str(file), eval_contexts=str(other)).load(told.append)
-    assert sum("1 of 2 contexts to evaluate on have a prompt that is tuned on" in text for text in told) == 1
+    job_of("translation-numbers", contexts=str(file), eval_contexts=str(other)).load()
+    assert sum("1 of 2 contexts to evaluate on have a prompt that is tuned on" in text for text in notices) == 1
     plain = {"model": "m", "constraint": "test_tasks:short", "prompt_column": "source", "prompt_prefix": "Q: "}
-    told.clear()
-    Job.from_mapping({**plain, "contexts": str(file), "eval_contexts": str(file)}).load(told.append)
-    assert any("120 of 120 contexts to evaluate on" in text for text in told)
+    notices.clear()
+    Job.from_mapping({**plain, "contexts": str(file), "eval_contexts": str(file)}).load()
+    assert any("120 of 120 contexts to evaluate on" in text for text in notices)
 
 
-def test_sentences_without_a_numeral_are_told_and_stay(tmp_path: Path) -> None:
+def test_sentences_without_a_numeral_are_told_and_stay(tmp_path: Path, notices: list[str]) -> None:
     file = tmp_path / "sentences.txt"
     file.write_text("two dogs\nmany cats\ntwenty-one mice\n")
-    told: list[str] = []
-    inputs = job_of("translation-numbers", contexts=str(file)).load(told.append)
+    inputs = job_of("translation-numbers", contexts=str(file)).load()
     assert len(inputs.tuning) == 3
-    assert any(text.startswith(f"2 of 3 sentences in {str(file)!r} have no numeral") for text in told)
+    assert any(text.startswith(f"2 of 3 sentences in {str(file)!r} have no numeral") for text in notices)
 
 
 def test_a_line_that_is_no_signature_is_named(tmp_path: Path) -> None:
     file = tmp_path / "signatures.txt"
     file.write_text("def f(x):\nclass A:\n")
     with pytest.raises(UserError, match=r"row 2: expected a line 'def name"):
-        job_of("code-compilability", contexts=str(file)).load(ignore)
+        job_of("code-compilability", contexts=str(file)).load()
 
 
 @pytest.mark.parametrize("name", ["translation-numbers", "summarization-entities"])
@@ -215,16 +209,16 @@ def test_a_chat_is_no_text_for_a_task(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         UserError, match=r"chats\.jsonl', row 2: a chat in the column 'text', where this task takes a text"
     ):
-        job_of(name, contexts=str(file), prompt_column="text").load(ignore)
+        job_of(name, contexts=str(file), prompt_column="text").load()
 
 
 def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "signatures.txt"
     file.write_text("def f(x):\n\n\ndef bad( a ):\ndef g(x):\n")
-    inputs = job_of("code-pep8", contexts=str(file)).load(ignore)
+    inputs = job_of("code-pep8", contexts=str(file)).load()
     assert [(context.prompt, context.row) for context in inputs.tuning] == [("def f(x):", 1), ("def g(x):", 5)]
     file.write_text("two dogs\n\nthree cats\n")
-    inputs = job_of("translation-numbers", contexts=str(file), prompt_prefix="").load(ignore)
+    inputs = job_of("translation-numbers", contexts=str(file), prompt_prefix="").load()
     assert [(context.prompt, context.row) for context in inputs.tuning] == [("two dogs", 1), ("three cats", 3)]
 
 
@@ -236,7 +230,7 @@ def test_pairs_of_a_file_with_source_and_reference(tmp_path: Path) -> None:
             writer.writerow(["source", "reference"])
             writer.writerows([f"{count} two dogs {i}", f"deux chiens {i}"] for i in range(count))
     job = job_of("translation-numbers", contexts=str(tuning), eval_contexts=str(held_out), prompt_prefix="")
-    inputs = job.load(ignore)
+    inputs = job.load()
     assert [context.prompt for context in inputs.held_out] == ["2 two dogs 0", "2 two dogs 1"]
     assert inputs.tuning[3].columns == {"source": "4 two dogs 3", "reference": "deux chiens 3"}
 
@@ -279,11 +273,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "count"), [(NAMES[0], 40), (NAMES[1], 50), (NAMES[2], 30), (NAMES[3], 30)])
 def test_contexts_come_from_the_hub(hub: None, name: str, count: int) -> None:
-    inputs = job_of(name, preset="paper").load(ignore)
+    inputs = job_of(name, preset="paper").load()
     assert len(inputs.tuning) == len(inputs.held_out) == count // 2
     prompts = {context.prompt for context in (*inputs.tuning, *inputs.held_out)}
     assert len(prompts) == count
-    assert inputs.tuning != job_of(name, preset="paper", data_seed=1).load(ignore).tuning
+    assert inputs.tuning != job_of(name, preset="paper", data_seed=1).load().tuning
 
 
 def test_a_source_with_two_references_is_not_both_tuned_on_and_held_out(
@@ -291,7 +285,7 @@ def test_a_source_with_two_references_is_not_both_tuned_on_and_held_out(
 ) -> None:
     pairs = [{"article": f"Article {i % 20}.", "highlights": f"Short {i}."} for i in range(60)]
     monkeypatch.setitem(HUB, "abisee/cnn_dailymail", pairs)
-    inputs = job_of("summarization-entities", preset="paper").load(ignore)
+    inputs = job_of("summarization-entities", preset="paper").load()
     tuned, held_out = ({context.prompt for context in part} for part in (inputs.tuning, inputs.held_out))
     assert len(tuned) == len(held_out) == 10
     assert not tuned & held_out
@@ -302,7 +296,7 @@ def test_functions_of_one_repository_are_on_one_side(hub: None, monkeypatch: pyt
         {"func_code_string": f"def f{i}(x):\n    return x\n", "repository_name": f"owner/{i % 10}"} for i in range(200)
     ]
     monkeypatch.setitem(HUB, "code-search-net/code_search_net", functions)
-    inputs = job_of("code-compilability", preset="paper").load(ignore)
+    inputs = job_of("code-compilability", preset="paper").load()
     assert len(inputs.tuning) == len(inputs.held_out) == 100
     tuned, held_out = ({context.group for context in part} for part in (inputs.tuning, inputs.held_out))
     assert not tuned & held_out
@@ -310,15 +304,16 @@ def test_functions_of_one_repository_are_on_one_side(hub: None, monkeypatch: pyt
     assert all(set(context.columns) == {"signature"} for context in inputs.tuning)
 
 
-def test_signatures_that_break_pep8_are_made_up_for(hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_that_break_pep8_are_made_up_for(
+    hub: None, monkeypatch: pytest.MonkeyPatch, notices: list[str]
+) -> None:
     functions = [{"func_code_string": f"def f{i}({'x' if i % 3 else ' x'}):\n    return x\n"} for i in range(90)]
     monkeypatch.setitem(HUB, "code-search-net/code_search_net", functions)
     monkeypatch.setattr("cdpg.tasks.code.task._PAPER_CONTEXTS", 20)
-    told: list[str] = []
-    inputs = job_of("code-pep8", preset="paper").load(told.append)
+    inputs = job_of("code-pep8", preset="paper").load()
     assert len(inputs.tuning) == len(inputs.held_out) == 20
     assert all(follows_pep8([context.columns for context in (*inputs.tuning, *inputs.held_out)]))
-    (text,) = told
+    (text,) = notices
     left_out, drawn = re.findall(r"\d+", text)[:2]
     assert int(drawn) - int(left_out) == 40
     assert "cannot be satisfied" in text
@@ -337,7 +332,7 @@ def test_an_evaluation_reads_no_more_than_it_needs(tmp_path: Path, monkeypatch: 
     assert str(CliRunner().invoke(app, [*options, "--contexts", str(file)]).exception) == "2 contexts"
     assert "not installed" in str(CliRunner().invoke(app, options).exception)
     missing = job_of("translation-numbers", contexts="no such file.csv", eval_contexts=str(file))
-    assert len(missing.load(ignore, to_tune=False).held_out) == 2
+    assert len(missing.load(to_tune=False).held_out) == 2
 
 
 def test_a_data_set_with_a_script_is_read_as_the_hub_converted_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +351,7 @@ def test_a_data_set_with_a_script_is_read_as_the_hub_converted_it(monkeypatch: p
     module = types.ModuleType("datasets")
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
-    assert len(job_of("code-compilability", preset="paper").load(ignore).tuning) == 15
+    assert len(job_of("code-compilability", preset="paper").load().tuning) == 15
     assert asked == [("python", None, None), (None, "python", "refs/convert/parquet")]
 
 
@@ -369,10 +364,10 @@ def test_without_the_hub_the_message_says_what_else_there_is(monkeypatch: pytest
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises(UserError, match=r"cannot load the data set .*: no route to host; .* give a file"):
-        job_of(NAMES[0], preset="paper").load(ignore)
+        job_of(NAMES[0], preset="paper").load()
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="not installed"):
-        job_of(NAMES[0], preset="paper").load(ignore)
+        job_of(NAMES[0], preset="paper").load()
 
 
 # The commands, on models made on the spot.
@@ -478,11 +473,11 @@ def test_runs_with_other_seeds_are_judged_on_the_same_contexts(tmp_path: Path) -
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(f"prompt {number}" for number in range(80)), encoding="utf-8")
     job = Job.from_mapping({"model": "m", "contexts": str(file), "constraint": "test_tasks:short"})
-    first, second = (run.job.load(ignore) for run in comparison_runs(job, ["cdpg"], 2))
+    first, second = (run.job.load() for run in comparison_runs(job, ["cdpg"], 2))
     assert len(first.held_out) == 8
     assert first.held_out == second.held_out
     assert not {context.prompt for context in first.held_out} & {context.prompt for context in second.tuning}
-    assert dataclasses.replace(job, data_seed=1).load(ignore).held_out != first.held_out
+    assert dataclasses.replace(job, data_seed=1).load().held_out != first.held_out
     with pytest.raises(UserError, match="data_seed takes a whole number"):
         Job.from_mapping({"task": NAMES[0], "data_seed": "x"})
 

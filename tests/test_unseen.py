@@ -197,16 +197,17 @@ def test_figures_that_round_to_zero_have_no_sign() -> None:
     assert "| 0.000 (-0.001 to 0.000) |" in text
 
 
-def test_a_plan_without_an_evaluation_speaks_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_an_evaluation_speaks_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: list[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("few.txt").write_text("two dogs\nthree cats\n", encoding="utf-8")
     values = {"model": "code-tiny", "contexts": "few.txt", "constraint": "test_unseen:even", "output_dir": "run"}
 
     def said(to_tune: bool = True, **settings: Any) -> tuple[str, str]:
-        told: list[str] = []
         job = Job.from_mapping({**values, **settings})
-        inputs = job.load(told.append, to_tune=to_tune)
-        return plan(job, inputs).split("; ")[1], told[-1]
+        inputs = job.load(to_tune=to_tune)
+        return plan(job, inputs).split("; ")[1], notices[-1]
 
     none: dict[str, Any] = {"evaluate_every": 0, "evaluate_at_end": False}
     same = "only 2 contexts: none are held out, and the evaluation uses the same ones"

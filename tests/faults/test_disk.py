@@ -16,6 +16,7 @@ from victim import EPOCHS, Keeper, events_of, log_of
 
 from cdpg.storage.checkpoints import CorruptCheckpoint, latest_checkpoint, load_checkpoint
 from cdpg.storage.run_folder import RunFolder
+from noticed import noticed
 
 Note = Callable[[str, object], None]
 
@@ -174,8 +175,8 @@ def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Pa
         with pytest.raises(CorruptCheckpoint):
             load_checkpoint(last)
         if number % 50 == 0:
-            notices: list[str] = []
-            found = latest_checkpoint(folder, notices.append)
+            with noticed() as notices:
+                found = latest_checkpoint(folder)
             assert found is not None and found.path == earlier
             assert len(notices) == 1 and str(path) in notices[0]
         path.write_bytes(originals[path])

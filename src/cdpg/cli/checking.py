@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdpg.cli.options import app, makes_job
-from cdpg.cli.output import note, plan, quiet_transformers, shown_text
+from cdpg.cli.output import plan, quiet_transformers, shown_text
 from cdpg.jobs.job import Job
 from cdpg.messages.text import duration, plain_text
 from cdpg.preflight.advice import ENOUGH, ProbeStatistics, advise
@@ -19,6 +20,8 @@ from cdpg.system import memory
 
 if TYPE_CHECKING:  # torch is loaded after everything else has been checked
     from cdpg.preflight.probe import Example, ProbeResult
+
+_log = logging.getLogger(__name__)
 
 _MARKS = {"stop": "✗", "careful": "!", "fine": "✓"}
 
@@ -42,14 +45,13 @@ def check(
 
       cdpg check experiment.yaml --set num_generations=64 -n 32
     """
-    console = Console(stderr=True)
-    inputs = job.load(lambda text: note(console, text))
+    inputs = job.load()
     # Only now: the mistakes above are reported without waiting for torch.
     from cdpg.preflight.probe import probe
 
     quiet_transformers()
-    note(console, plan(job, inputs))
-    found = probe(job, inputs, number, lambda text: note(console, text))
+    _log.info(plan(job, inputs))
+    found = probe(job, inputs, number)
     output = Console()
     output.print(_figures(found))
     _show_examples(output, "satisfying samples", found.satisfying)

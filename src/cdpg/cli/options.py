@@ -19,6 +19,7 @@ from cdpg.config import read_yaml
 from cdpg.errors import UserError
 from cdpg.jobs.job import NEEDED, Job, gather
 from cdpg.messages.nearest import nearest_folder
+from cdpg.messages.notices import launched_as_main, shown_notices
 from cdpg.messages.terms import on_command_line
 from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import TASKS, find_task
@@ -32,7 +33,7 @@ class _InOrder(TyperGroup):
         return sorted(self.commands, key=_ORDER.index)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        with on_command_line():
+        with on_command_line(), shown_notices(launched_as_main(), always=True):
             return super().invoke(ctx)
 
 

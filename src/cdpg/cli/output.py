@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,6 @@ from cdpg.jobs.job import Inputs, Job
 from cdpg.messages.text import plain_text
 from cdpg.storage.json_files import read_json
 from cdpg.storage.run_folder import RunFolder
-
-
-def console_of_main() -> Console:
-    """Standard error, silent on all but the first of several processes, by the number that a launcher gave them."""
-    return Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
 
 
 def plan(job: Job, inputs: Inputs) -> str:
@@ -74,10 +68,6 @@ def _epoch_table(record: dict[str, Any]) -> Table:
 def show(console: Console, lines: list[str]) -> None:
     for line in lines:
         console.print(Text(plain_text(line, limit=2000)), soft_wrap=True)
-
-
-def note(console: Console, text: str) -> None:
-    console.print(Text(plain_text(text, limit=2000)), soft_wrap=True)
 
 
 def quiet_transformers() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import shlex
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +18,12 @@ from rich.text import Text
 
 from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.options import Chat, ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, System, app
-from cdpg.cli.output import console_of_main, note, quiet_transformers, show, shown_text
+from cdpg.cli.output import quiet_transformers, show, shown_text
 from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig, read_yaml
-from cdpg.contexts.chats import as_chats, notices_on_prompts
+from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import fingerprint
-from cdpg.contexts.reading import Notify
 from cdpg.errors import UserError
 from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
@@ -35,6 +34,8 @@ from cdpg.storage.json_files import mapping, read_json, sequence, write_json
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.storage.run_folder import RunFolder, costs, read_tuned_on
 from cdpg.tasks import TASKS
+
+_log = logging.getLogger(__name__)
 
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
 """Settings of a run that its samples depend on."""
@@ -96,16 +97,15 @@ def evaluate(
     }  # fmt: skip
     job = _asked_for(model, known, gather(None, named, settings or []))
     require_model(locate(path))  # before anything is loaded
-    tell = partial(note, console_of_main())
     with on_command_line(eval_contexts="--contexts"):
-        inputs = job.load(tell, to_tune=False)
-        own = _is_own(job, inputs, known, tell)
+        inputs = job.load(to_tune=False)
+        own = _is_own(job, inputs, known)
         target = output or (folder.evaluation if own else _elsewhere())
         from cdpg.jobs.comparison import evaluate_model
         from cdpg.storage.evaluations import write_evaluation
 
         quiet_transformers()
-        result = evaluate_model(job, inputs, path, shlex.join(sys.argv), tell, read_tuned_on(folder))
+        result = evaluate_model(job, inputs, path, shlex.join(sys.argv), read_tuned_on(folder))
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     if own and output is None:
@@ -145,7 +145,7 @@ def _evaluation_job(values: Mapping[str, Any]) -> Job:
     return Job.from_mapping(values)
 
 
-def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any], tell: Notify) -> bool:
+def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any]) -> bool:
     """Whether it is what the run was made for that is evaluated: only that belongs into its folder and on its card."""
     if not known or _missing(known):
         return False
@@ -154,7 +154,7 @@ def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any], tell: Notify) ->
         return False
     then = mapping(mapping(known.get("origin")).get("held_out"))
     if then and then.get("sha256") != fingerprint(inputs.held_out):
-        tell(
+        _log.warning(
             f"the held-out contexts are not those of the run, {then.get('count')} then and {len(inputs.held_out)} now: "
             "the data have changed, and contexts that it was tuned on may be among them; its own evaluation and card "
             "stay as they are"
@@ -253,8 +253,8 @@ def sample(
     text = prefix + context.removeprefix(prefix)
     as_chat = config.chat or (bool(run) and _has_chats(RunFolder(model)))
     contexts = as_chats([Context(prompt=text, columns={}, row=1)], as_chat, config.system)
-    for notice in [] if run else notices_on_prompts(language_model.tokenizer, contexts):
-        note(console_of_main(), notice)
+    if not run:
+        warn_of_plain_prompts(language_model.tokenizer, contexts)
     prompts = language_model.encode(contexts, config.max_completion_length)
     chunks = sample_chunks(
         language_model, prompts, number, config.max_completion_length, UniformStream(config.seed, "sample", 0),
@@ -269,7 +269,7 @@ def sample(
         console.print(Text(f"log-probability {log_prob:.2f}, {length} tokens{cut}", style="dim"))
         console.print(shown_text(text), soft_wrap=True)
     if "seed" not in given:
-        note(console_of_main(), f"the same samples again: --seed {config.seed}")
+        _log.info(f"the same samples again: --seed {config.seed}")
 
 
 @app.command()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +13,15 @@ import typer
 from rich.console import Console
 
 from cdpg.cli.options import Methods, app, makes_job
-from cdpg.cli.output import console_of_main, finish_run, note, plan, quiet_transformers, report_path, show
+from cdpg.cli.output import finish_run, plan, quiet_transformers, report_path, show
 from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.jobs.job import Job
 from cdpg.storage.overwriting import require_place
 from cdpg.storage.run_folder import RunFolder
+
+_log = logging.getLogger(__name__)
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder; without effect on --resume.")
@@ -53,14 +55,13 @@ def run(
     job = _overwriting(job) if overwrite else job
     if not resume:
         require_place(RunFolder(job.settings.output_dir), job.settings.overwrite_output_dir, job.inputs().values())
-    console = console_of_main()
-    inputs = job.load(lambda text: note(console, text))
+    inputs = job.load()
     # Only now: the mistakes above are reported without waiting for torch.
     from cdpg.jobs.comparison import make_trainer
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))
-    note(console, plan(job, inputs))
+    _log.info(plan(job, inputs))
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
         finish_run(Console(), trainer.folder, record, report)
@@ -89,15 +90,14 @@ def compare(
     names = _method_names(methods)
     job = _overwriting(job) if overwrite else job
     job = dataclasses.replace(job, settings=job.settings.replace(evaluate_at_end=True))  # all runs together
-    console = console_of_main()
-    inputs = job.load(lambda text: note(console, text))
+    inputs = job.load()
     from cdpg.jobs import comparison
 
     quiet_transformers()
     runs = list(comparison.comparison_runs(job, names, seeds))
     comparison.require_place(job, runs, resume)
-    note(console, plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
-    result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv), partial(note, console))
+    _log.info(plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
+    result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv))
     if result is None:  # not the main process: it has no figures, prints none and writes nothing
         return
     folder = Path(job.settings.output_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import sys
 import types
@@ -14,12 +15,15 @@ from typing import Any
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
+from cdpg.messages.text import plain_text
 from cdpg.sandbox.coroutines import EventLoop
 from cdpg.sandbox.functions import TEXT_FAILURES, count_exhaustion, reference_of, traits_of
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.pool import CannotStart, Failure, Outcomes, Pool
 from cdpg.sandbox.protocol import is_plain
 from cdpg.sandbox.worker import describe_exception, exception_text, plain_values, short_repr
+
+_log = logging.getLogger(__name__)
 
 Constraint = Callable[..., Any]
 """``constraint(prompts, completions, **columns)`` returns a bool or a number in [0, 1] for each completion, or None
@@ -34,7 +38,8 @@ Constraints = Constraint | str | Sequence[Constraint | str]
 _HEAVY = ("torch", "transformers")
 _EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function'"
 _MOST_LINES = 20
-"""Of what a constraint prints, per notice."""
+"""Of what a constraint prints on the samples that are collected together."""
+_LONGEST_LINE = 2000
 _MISTAKEN = ("AttributeError", "TypeError")
 _OF_CHATS = (
     "; the prompts are chats, so that a completion is a list of one message: its text is completion[0]['content']"
@@ -85,14 +90,12 @@ class Judge:
 
     Without ``limits``, or with 0 workers, constraints are called in this process. With workers, functions that can be
     imported by name, and those of a script, are called in other processes. Closures and objects may hold anything and
-    are called in this process; ``notices`` says so. The verdicts are the same either way.
+    are called in this process, which is logged. The verdicts are the same either way.
     """
 
     def __init__(self, constraints: Constraints, limits: Limits | None = None) -> None:
         self.constraints = _functions(constraints)
         self._accepted = [_accepted_arguments(constraint) for constraint in self.constraints]
-        self.notices: list[str] = []
-        """What the user should know; whoever tells empties it."""
         self._invalid_notified: set[int] = set()
         self._loop = EventLoop()
         self._pools = self._open(limits) if limits is not None and limits.workers else [None] * len(self.constraints)
@@ -136,9 +139,22 @@ class Judge:
         return Pending(len(texts), not all(isinstance(context.prompt, str) for context in contexts), outcomes)
 
     def collect(self, pending: Pending) -> Verdicts:
-        """Wait for verdicts. A sample has none if a constraint failed on it, unless another one gave it 0.
+        """Wait for verdicts on what was submitted."""
+        return self.collect_all([pending])[0]
 
-        Nor has it one if no constraint applies to it, all having returned None; one that does not apply is no factor.
+    def collect_all(self, submitted: Sequence[Pending]) -> list[Verdicts]:
+        """Wait for verdicts on each of several; what constraints printed on all of them together is logged."""
+        printed: dict[str, list[str]] = {name_of(constraint): [] for constraint in self.constraints}
+        verdicts = [self._verdicts(pending, printed) for pending in submitted]
+        for name, lines in printed.items():
+            _log_printed(name, lines)
+        return verdicts
+
+    def _verdicts(self, pending: Pending, printed: Mapping[str, list[str]]) -> Verdicts:
+        """Wait for verdicts; what was printed is added to ``printed``, by constraint.
+
+        A sample has no verdict if a constraint failed on it, unless another one gave it 0. Nor has it one if no
+        constraint applies to it, all having returned None; one that does not apply is no factor.
         """
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
         inapplicable = set(range(pending.count))
@@ -146,8 +162,8 @@ class Judge:
             name, deterministic = name_of(self.constraints[place]), traits_of(self.constraints[place]).deterministic
             found = outcome if isinstance(outcome, Outcomes) else outcome[0].collect(outcome[1])
             exhausted += found.exhausted
-            self._tell_printed(name, found.printed)
-            self._tell_invalid(place, found)
+            printed[name] += found.printed.splitlines()
+            self._log_invalid(place, found)
             for sample, value in enumerate(found.values):
                 if value is None and sample not in found.failures:
                     continue
@@ -187,7 +203,7 @@ class Judge:
         places = [pools.get(kind) for kind in kinds]
         for constraint, pool in zip(self.constraints, places, strict=True):
             if pool is None:
-                self._tell_in_process(constraint, "it cannot be imported by name")
+                _log_in_process(constraint, "it cannot be imported by name")
         return places
 
     def _ready_pool(self, place: int, arguments: Mapping[str, Sequence[Any]]) -> Pool | None:
@@ -198,41 +214,42 @@ class Judge:
         foreign = {key: values for key, values in arguments.items() if key not in _OURS}
         odd = next((key for key, values in foreign.items() if not all(map(is_plain, _distinct(values)))), None)
         if odd is not None:
-            self._tell_in_process(self.constraints[place], f"the column {odd!r} holds more than texts and numbers")
+            _log_in_process(self.constraints[place], f"the column {odd!r} holds more than texts and numbers")
             self._pools[place] = None
             return None
         try:
             pool.wait_until_ready()
         except CannotStart as error:
-            self._tell_in_process(self.constraints[place], f"a new process cannot import it: {error}")
+            _log_in_process(self.constraints[place], f"a new process cannot import it: {error}")
             self._pools[place] = None
         return self._pools[place]
 
-    def _tell_printed(self, name: str, text: str) -> None:
-        """What a constraint printed, line by line, and no more than some lines until they are told."""
-        start = f"{name} printed: "
-        lines = [line for line in text.splitlines() if line.strip()]
-        room = _MOST_LINES - sum(notice.startswith(start) for notice in self.notices)
-        self.notices += [start + line for line in lines[: max(0, room)]]
-        if 0 <= room < len(lines):
-            self.notices.append(f"{start}… (what follows is not shown)")
-
-    def _tell_invalid(self, place: int, found: Outcomes) -> None:
-        """Note, once, that a constraint judges single samples only; if it judges none, the failures say so."""
+    def _log_invalid(self, place: int, found: Outcomes) -> None:
+        """Say, once, that a constraint judges single samples only; if it judges none, the failures say so."""
         if not found.invalid or len(found.failures) == len(found.values) or place in self._invalid_notified:
             return
         self._invalid_notified.add(place)
-        self.notices.append(
+        _log.warning(
             f"constraint {name_of(self.constraints[place])} does not judge several completions at once: "
             f"{found.invalid}; it is called for each sample by itself instead, which is slow: return a list with a "
             "value for each completion"
         )
 
-    def _tell_in_process(self, constraint: Constraint, why: str) -> None:
-        self.notices.append(
-            f"constraint {name_of(constraint)} is called in the training process, because {why}: "
-            "there nothing ends a call that hangs, and no limit on memory holds"
-        )
+
+def _log_printed(name: str, lines: Sequence[str]) -> None:
+    """What a constraint printed: a notice a line, and no more than some. It may hold anything, as samples may."""
+    shown = [plain_text(line, limit=_LONGEST_LINE) for line in lines if line.strip()]
+    for line in shown[:_MOST_LINES]:
+        _log.info(f"{name} printed: {line}")
+    if len(shown) > _MOST_LINES:
+        _log.info(f"{name} printed: … (what follows is not shown)")
+
+
+def _log_in_process(constraint: Constraint, why: str) -> None:
+    _log.warning(
+        f"constraint {name_of(constraint)} is called in the training process, because {why}: "
+        "there nothing ends a call that hangs, and no limit on memory holds"
+    )
 
 
 def _functions(constraints: Constraints) -> list[Constraint]:

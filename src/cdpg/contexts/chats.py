@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from cdpg.contexts.contexts import Context, Prompt
 from cdpg.errors import UserError
 from cdpg.messages.terms import for_caller
+
+_log = logging.getLogger(__name__)
 
 
 def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Context]:
@@ -27,16 +30,16 @@ def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Conte
     return [replace(context, prompt=_with_system(_as_chat(context.prompt), system)) for context in contexts]
 
 
-def notices_on_prompts(tokenizer: Any, contexts: Sequence[Context]) -> list[str]:
-    """A notice if a model with a chat template is sent plain texts."""
+def warn_of_plain_prompts(tokenizer: Any, contexts: Sequence[Context]) -> None:
+    """Log a notice if a model with a chat template is sent plain texts."""
     plain = len({context.prompt for context in contexts if isinstance(context.prompt, str)})  # some are evaluated, too
     if not plain or not getattr(tokenizer, "chat_template", None):
-        return []
+        return
     count = f"the {plain:,} prompts are" if plain > 1 else "the prompt is"
-    return [
+    _log.warning(
         f"the model has a chat template, and {count} plain text, which it is sent as it stands: to send a user's "
         f"message, {for_caller('add --chat', 'set chat=True in CDPGConfig')}, or give prompts as lists of messages"
-    ]
+    )
 
 
 def _as_chat(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:

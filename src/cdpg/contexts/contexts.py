@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from cdpg.contexts.canonical import canonical_line, in_plain_types
-from cdpg.contexts.reading import Notify, Row, ignore_message, kind, read_rows
+from cdpg.contexts.reading import Row, kind, read_rows
 from cdpg.errors import UserError
 from cdpg.messages.terms import for_caller
+
+_log = logging.getLogger(__name__)
 
 Prompt: TypeAlias = str | tuple[Mapping[str, Any], ...]
 """Text, or the messages of a chat: ``{"role": ..., "content": ...}``."""
@@ -53,20 +56,17 @@ def load_contexts(
     *,
     prompt_column: str = DEFAULT_COLUMN,
     limit: int | None = None,
-    notify: Notify | None = None,
 ) -> list[Context]:
     """The contexts of a CSV, TSV, JSONL, JSON or text file, of a list of rows or texts, or of a data set.
 
-    A list of contexts is checked and returned. ``limit`` keeps the first so many and leaves the rest unread.
-    ``notify`` gets notices on data that are allowed but unusual. Every context has the same columns: one that a row
-    lacks is None.
+    A list of contexts is checked and returned. ``limit`` keeps the first so many and leaves the rest unread. Data that
+    are allowed but unusual are logged. Every context has the same columns: one that a row lacks is None.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise UserError(f"the limit on the number of contexts must be a whole number of at least 1, not {limit!r}")
-    notify = notify or ignore_message
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, Context) for item in source):
         return _loaded_before(source[:limit])
-    name, rows = read_rows(source, prompt_column, limit, notify)
+    name, rows = read_rows(source, prompt_column, limit)
     if not rows:
         raise UserError(f"{name} holds no contexts: give at least one")
     columns = list(dict.fromkeys(key for row in rows for key in row.values))
@@ -78,10 +78,10 @@ def load_contexts(
     for column in others:
         lacking = sum(column not in row.values for row in rows)
         if lacking:
-            notify(
+            _log.warning(
                 f"the column {column!r} is missing in {lacking:,} of {len(rows):,} contexts; constraints see None there"
             )
-    _tell_duplicates(contexts, notify)
+    _log_duplicates(contexts)
     return contexts
 
 
@@ -197,7 +197,7 @@ def _check_strings(value: Any, where: str, depth: int = 0) -> None:
             _check_strings(inner, where, depth + 1)
 
 
-def _tell_duplicates(contexts: Sequence[Context], notify: Notify) -> None:
+def _log_duplicates(contexts: Sequence[Context]) -> None:
     seen: dict[bytes, int] = {}
     pairs = []
     for context in contexts:
@@ -208,7 +208,7 @@ def _tell_duplicates(contexts: Sequence[Context], notify: Notify) -> None:
     if pairs:
         one = len(pairs) == 1
         what = "is a duplicate of an earlier one; it is" if one else "are duplicates of earlier ones; they are"
-        notify(
+        _log.warning(
             f"{len(pairs):,} of {len(contexts):,} contexts {what} kept and drawn more often "
             f"(the first: row {pairs[0][0]}, the same as row {pairs[0][1]})"
         )

@@ -7,21 +7,16 @@ import difflib
 import io
 import itertools
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from cdpg.errors import UserError
 
-Notify: TypeAlias = Callable[[str], None]
-"""Gets a sentence on data that are allowed but unusual."""
-
-
-def ignore_message(message: str) -> None:
-    """A notice that nobody asked for."""
-
+_log = logging.getLogger(__name__)
 
 _ENCODING_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
@@ -48,7 +43,7 @@ class Row:
 
 
 def read_rows(
-    source: str | os.PathLike[str] | Iterable[Any], text_column: str, limit: int | None, notify: Notify
+    source: str | os.PathLike[str] | Iterable[Any], text_column: str, limit: int | None
 ) -> tuple[str, list[Row]]:
     """The source's name for messages, and its first ``limit`` rows.
 
@@ -56,7 +51,7 @@ def read_rows(
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        return repr(str(path)), _file_rows(path, text_column, limit, notify)
+        return repr(str(path)), _file_rows(path, text_column, limit)
     name = "the list of contexts" if isinstance(source, Sequence) else f"the {type(source).__name__}"
     return name, list(itertools.islice(_object_rows(source, name, text_column), limit))
 
@@ -69,10 +64,10 @@ def kind(value: Any) -> str:
     return names.get(type(value)) or ("an object" if isinstance(value, dict) else f"a {type(value).__name__}")
 
 
-def _file_rows(path: Path, text_column: str, limit: int | None, notify: Notify) -> list[Row]:
+def _file_rows(path: Path, text_column: str, limit: int | None) -> list[Row]:
     readers: dict[str, Callable[[Path, str], Iterator[Row | None]]] = {
-        ".csv": lambda path, text: _csv_rows(path, text, ",", text_column, notify),
-        ".tsv": lambda path, text: _csv_rows(path, text, "\t", text_column, notify),
+        ".csv": lambda path, text: _csv_rows(path, text, ",", text_column),
+        ".tsv": lambda path, text: _csv_rows(path, text, "\t", text_column),
         ".jsonl": _jsonl_rows,
         ".ndjson": _jsonl_rows,
         ".json": _json_rows,
@@ -100,7 +95,7 @@ def _file_rows(path: Path, text_column: str, limit: int | None, notify: Notify) 
         if len(rows) == limit:
             break
     if blank:
-        notify(f"{blank:,} blank line{'s' if blank > 1 else ''} in {str(path)!r} skipped")
+        _log.warning(f"{blank:,} blank line{'s' if blank > 1 else ''} in {str(path)!r} skipped")
     return rows
 
 
@@ -143,7 +138,7 @@ def _decoded(path: Path) -> str:
     return text
 
 
-def _csv_rows(path: Path, text: str, delimiter: str, text_column: str, notify: Notify) -> Iterator[Row | None]:
+def _csv_rows(path: Path, text: str, delimiter: str, text_column: str) -> Iterator[Row | None]:
     _refuse_other_separator(path, text, delimiter, text_column)
     records = _csv_records(path, text, delimiter)
     header: list[str] = next((fields for _, fields in records if fields), [])
@@ -151,7 +146,7 @@ def _csv_rows(path: Path, text: str, delimiter: str, text_column: str, notify: N
     if repeated:
         raise UserError(f"{str(path)!r}: the header names the column {repeated[0]!r} twice: rename one of them")
     if "" in header:
-        notify(f"column {header.index('') + 1} of {str(path)!r} has no name in the header: left out")
+        _log.warning(f"column {header.index('') + 1} of {str(path)!r} has no name in the header: left out")
     number = 0
     for line, fields in records:
         if not fields:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge
-from cdpg.contexts.chats import as_chats, notices_on_prompts
+from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.contexts.digests import count_tuned_on
 from cdpg.errors import UserError
@@ -26,6 +26,7 @@ from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
 from cdpg.evaluation.plan import BLOCK
 from cdpg.evaluation.results import BASE, Evaluation
 from cdpg.evaluation.statistics import Array, Statistic
+from cdpg.messages.notices import shows_notices
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.models.beams import beam_search
 from cdpg.models.loading import load_base
@@ -92,6 +93,7 @@ class Evaluator:
         return cls(contexts, prompts, base, judge, measure, config, processes, read, stop, tuned_on)
 
     @classmethod
+    @shows_notices
     def load(
         cls,
         base: str | PathLike[str] | LanguageModel,
@@ -109,11 +111,11 @@ class Evaluator:
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
         judge = Judge(constraints, Limits.of(config, processes_here()))  # first: it may have to fork
-        loaded = as_chats(load_contexts(contexts, notify=judge.notices.append), config.chat, config.system)
+        loaded = as_chats(load_contexts(contexts), config.chat, config.system)
         judge.require_columns(loaded)
         processes = Processes(make_accelerator(config))
         model = load_base(base, config, processes.accelerator.device if config.device == "auto" else None)
-        judge.notices += notices_on_prompts(model.tokenizer, loaded)
+        warn_of_plain_prompts(model.tokenizer, loaded)
         return cls.of(model, loaded, judge, measure, config, processes, stop, tuned_on)
 
     def evaluate(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.contexts.reading import ignore_message
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.evaluator import EvaluationCache, Evaluator, Tell
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
@@ -24,7 +23,7 @@ class RunEvaluations:
         self.seconds_per_context: float | None = None
         """What the last evaluation along the way took; None before the first."""
 
-    def after_epoch(self, epoch: int, tell: Tell = ignore_message) -> dict[str, Any]:
+    def after_epoch(self, epoch: int, tell: Tell = lambda text: None) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
 
         The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its

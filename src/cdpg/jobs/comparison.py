@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from typing import Any
 
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts.digests import prompt_digests
-from cdpg.contexts.reading import ignore_message
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.evaluator import Evaluator
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
@@ -32,6 +32,8 @@ from cdpg.system.distributed import processes_in_all
 from cdpg.system.files import refuse_links
 from cdpg.system.signals import GentleStop
 from cdpg.training.trainer import CDPGTrainer
+
+_log = logging.getLogger(__name__)
 
 FILE = "comparison.json"
 
@@ -109,40 +111,37 @@ def carry_out(
     jobs: int,
     resume: bool,
     command: str | None,
-    tell: Callable[[str], None],
 ) -> dict[str, Any] | None:
     """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
-    _tell_replaced(Path(job.settings.output_dir) / FILE, runs, tell)
+    _warn_of_replaced(Path(job.settings.output_dir) / FILE, runs)
     with GentleStop() as stop:
         if jobs > 1:
-            train_side_by_side(runs, jobs, command, resume, stop, tell)
+            train_side_by_side(runs, jobs, command, resume, stop)
         else:
-            train_all(runs, inputs, command, resume, tell)
-        return compare(job, inputs, runs, command, tell, stop)
+            train_all(runs, inputs, command, resume)
+        return compare(job, inputs, runs, command, stop)
 
 
-def _tell_replaced(path: Path, runs: Sequence[ComparisonRun], tell: Callable[[str], None]) -> None:
+def _warn_of_replaced(path: Path, runs: Sequence[ComparisonRun]) -> None:
     """Say which models of an earlier comparison will not be in the file any more, while it can still be saved."""
     models: Mapping[str, Any] = {}
     with suppress(UserError):  # a damaged file is no loss
         models = mapping(mapping(read_json(path)).get("models")) if path.is_file() else {}
     others = [name for name in models if name not in {BASE, *(run.name for run in runs)}]
     if others:
-        tell(
+        _log.warning(
             f"{str(path)!r} holds {', '.join(others)}, too, and will be replaced by a comparison of these runs alone: "
             "copy it to keep it, or name all methods and seeds"
         )
 
 
-def train_all(
-    runs: Sequence[ComparisonRun], inputs: Inputs, command: str | None, resume: bool, tell: Callable[[str], None]
-) -> None:
+def train_all(runs: Sequence[ComparisonRun], inputs: Inputs, command: str | None, resume: bool) -> None:
     """Train what is not trained yet, one after the other."""
     for number, run in enumerate(runs, start=1):
         if resume and run.is_done():
-            tell(f"{run.name}: done before")
+            _log.info(f"{run.name}: done before")
             continue
-        tell(f"{run.name}: run {number} of {len(runs)}")
+        _log.info(f"{run.name}: run {number} of {len(runs)}")
         make_trainer(run.job, inputs, command).train(resume_from_checkpoint=resume)
 
 
@@ -152,7 +151,6 @@ def train_side_by_side(
     command: str | None,
     resume: bool,
     stop: GentleStop,
-    tell: Callable[[str], None],
 ) -> None:
     """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
 
@@ -171,7 +169,7 @@ def train_side_by_side(
         while waiting or under_way:
             while waiting and len(under_way) < jobs:
                 run = waiting.pop(0)
-                tell(f"{run.name}: started; its progress is in {_output(run)}")
+                _log.info(f"{run.name}: started; its progress is in {_output(run)}")
                 under_way[run.name] = _start(run, resume, environment)
             time.sleep(0.2)
             if stop.received is not None:
@@ -181,7 +179,7 @@ def train_side_by_side(
                 status = under_way.pop(run.name).returncode
                 if status != 0:
                     raise RunError(f"the run {run.name} failed with status {status}: see {str(_output(run))!r}")
-                tell(f"{run.name}: done")
+                _log.info(f"{run.name}: done")
     finally:
         for process in under_way.values():
             process.terminate()  # it ends its epoch and writes a checkpoint
@@ -210,16 +208,15 @@ def compare(
     inputs: Inputs,
     runs: Sequence[ComparisonRun],
     command: str | None,
-    tell: Callable[[str], None],
     stop: GentleStop,
 ) -> dict[str, Any] | None:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
 
-    Only the main process measures, tells and writes; the others, which take part, return None.
+    Only the main process measures and writes; the others, which take part, return None.
     """
     evaluator = make_evaluator(runs[0].job, inputs, frozenset(prompt_digests(inputs.tuning)))
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    evaluation = _evaluated(evaluator, models, job.task, command, tell, stop)
+    evaluation = _evaluated(evaluator, models, job.task, command, stop)
     if evaluation is None:
         return None
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
@@ -229,7 +226,7 @@ def compare(
     for run in runs:
         with run.folder:
             write_evaluation(run.folder, evaluation.to_mapping({BASE: BASE, run.name: TUNED}))
-    _tell_all(result["notices"], tell)
+    _warn(result["notices"])
     return result
 
 
@@ -238,7 +235,6 @@ def evaluate_model(
     inputs: Inputs,
     model: str,
     command: str | None,
-    tell: Callable[[str], None],
     tuned_on: frozenset[str] | None,
 ) -> dict[str, Any] | None:
     """Any model beside the job's base, as ``evaluation.json`` has it; None but on the main process.
@@ -249,11 +245,11 @@ def evaluate_model(
     evaluator = make_evaluator(job, inputs, tuned_on)
     loaded = load_model(model, job.settings)
     _require_same_tokens(model, loaded, job.model, evaluator)
-    found = _evaluated(evaluator, {TUNED: lambda: loaded}, job.task, command, tell, GentleStop())
+    found = _evaluated(evaluator, {TUNED: lambda: loaded}, job.task, command, GentleStop())
     if found is None:
         return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
-    _tell_all(result["notices"], tell)
+    _warn(result["notices"])
     return result
 
 
@@ -275,7 +271,6 @@ def _evaluated(
     models: Mapping[str, Callable[[], LanguageModel]],
     task: str | None,
     command: str | None,
-    tell: Callable[[str], None],
     stop: GentleStop,
 ) -> Evaluation | None:
     """Saved models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
@@ -284,23 +279,16 @@ def _evaluated(
     def heed_and_tell(text: str) -> None:
         raise_if_stopped(stop, processes, "stopped before the evaluation was done", command)
         if processes.is_main:
-            tell(text)
+            _log.info(text)
 
-    def tell_notices() -> None:
-        _tell_all(evaluator.judge.notices, tell if processes.is_main else ignore_message)
-        evaluator.judge.notices.clear()
-
-    tell_notices()
     about = {"task": task, "command": command, "versions": versions(), "of_saved_model": True}
     with closing(evaluator):
-        found = evaluator.evaluate(models, about, heed_and_tell)
-    tell_notices()
-    return found
+        return evaluator.evaluate(models, about, heed_and_tell)
 
 
-def _tell_all(notices: Sequence[str], tell: Callable[[str], None]) -> None:
+def _warn(notices: Sequence[str]) -> None:
     for notice in notices:
-        tell(notice)
+        _log.warning(notice)
 
 
 def _loader(path: Path, config: CDPGConfig) -> Callable[[], LanguageModel]:

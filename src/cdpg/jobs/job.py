@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from cdpg.constraints.named import load_constraint
 from cdpg.contexts.chats import as_chats
 from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, load_contexts
 from cdpg.contexts.digests import count_tuned_on, prompt_digests
-from cdpg.contexts.reading import Notify
 from cdpg.contexts.splitting import groups, whole_groups
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
@@ -26,6 +26,8 @@ from cdpg.tasks.base import Draw, Task, satisfiable
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
     from cdpg.models.sampling import StopRule
+
+_log = logging.getLogger(__name__)
 
 _ORIGIN = "origin"
 """The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
@@ -112,69 +114,71 @@ class Job:
             data_seed=_seed(values.get("data_seed", 0)),
         )
 
-    def load(self, notify: Notify, *, to_tune: bool = True) -> Inputs:
-        """Read contexts and import constraints; ``notify`` is told what is odd but allowed.
+    def load(self, *, to_tune: bool = True) -> Inputs:
+        """Read contexts and import constraints; what is odd but allowed is logged.
 
         Not ``to_tune``: what is only tuned on is left unread, and the held-out contexts stand in its place.
         """
         if to_tune:
             require_trackers(self.settings.report_to)
-        locate(self.model)  # a name that is nearly an embedded one is told before anything else is loaded
+        locate(self.model)  # a name that is nearly an embedded one is refused before anything else is loaded
         constraints = [load_constraint(name) for name in self.constraint]
         task = None if self.task is None else find_task(self.task)
         chat = self.settings.chat, self.settings.system
-        tuning, held_out = (as_chats(part, *chat) for part in self._contexts(task, notify, to_tune))
+        tuning, held_out = (as_chats(part, *chat) for part in self._contexts(task, to_tune))
         if task is None:
             return Inputs(tuning, held_out, constraints, TextMeasure(), None)
         return Inputs(tuning, held_out, constraints, task.measure, task.stop)
 
-    def _contexts(self, task: Task | None, notify: Notify, to_tune: bool) -> tuple[list[Context], list[Context]]:
+    def _contexts(self, task: Task | None, to_tune: bool) -> tuple[list[Context], list[Context]]:
         """Those to tune on and those held out."""
-        held_out = self._read(self.eval_contexts, task, notify) if self.eval_contexts else None
+        held_out = self._read(self.eval_contexts, task) if self.eval_contexts else None
         if held_out is not None and not to_tune:
             return held_out, held_out
         if self.contexts is not None:
-            tuning = self._read(self.contexts, task, notify)
+            tuning = self._read(self.contexts, task)
             if held_out is None:
-                return self._split(tuning, notify, self.settings.evaluates or not to_tune)
+                return self._split(tuning, self.settings.evaluates or not to_tune)
         else:
             assert task is not None
-            draw = Draw(self.data_seed, notify, task.usable)
+            draw = Draw(self.data_seed, task.usable)
             rows = find_preset(task, self.preset).rows(draw)
             tuning, own = (task.contexts(part, self.prompt_prefix or "") for part in rows)
             if held_out is None:
                 return tuning, own
-        _tell_shared(tuning, held_out, notify)
+        _log_shared(tuning, held_out)
         return tuning, held_out
 
-    def _read(self, path: str, task: Task | None, notify: Notify) -> list[Context]:
+    def _read(self, path: str, task: Task | None) -> list[Context]:
         """The contexts of a user's file or folder."""
         prefix = self.prompt_prefix or ""
         if task is None:
-            found = load_contexts(path, prompt_column=self.prompt_column or DEFAULT_COLUMN, notify=notify)
+            found = load_contexts(path, prompt_column=self.prompt_column or DEFAULT_COLUMN)
             return [_prefixed(context, prefix) for context in found] if prefix else found
-        rows = task.read(path, self.prompt_column or task.column, notify)
-        usable = satisfiable(rows, Draw(self.data_seed, notify, task.usable))
+        rows = task.read(path, self.prompt_column or task.column)
+        usable = satisfiable(rows, Draw(self.data_seed, task.usable))
         return load_contexts(task.contexts(usable, prefix))
 
-    def _split(self, contexts: list[Context], notify: Notify, evaluates: bool) -> tuple[list[Context], list[Context]]:
+    def _split(self, contexts: list[Context], evaluates: bool) -> tuple[list[Context], list[Context]]:
         """A seeded tenth of the contexts is held out, unless they are few; no group is on both sides."""
         same = "none are held out" + (", and the evaluation uses the same ones" if evaluates else "")
         if len(contexts) < _FEW:
-            notify(f"only {len(contexts)} contexts: {same}")
+            _log.warning(f"only {len(contexts)} contexts: {same}")
             return contexts, contexts
         numbers = groups(contexts)
         order = UniformStream(self.data_seed, "held-out", 0).permutation(max(numbers) + 1).tolist()
         chosen = whole_groups(numbers, order, min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE)))
         if not chosen:
-            notify(f"all contexts are of one file or have one prompt: {same}; {term('eval_contexts')} names others")
+            _log.warning(
+                f"all contexts are of one file or have one prompt: {same}; {term('eval_contexts')} names others"
+            )
             return contexts, contexts
         tuning = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
         held_out = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
         spare = len(held_out) - _MOST_HELD_OUT  # of a single large file
         unused = f", and {spare:,} that belong with them are not used" if spare > 0 else ""
         held_out = held_out[:_MOST_HELD_OUT]
-        notify(
+        _log.info(
             f"{len(held_out):,} of {len(contexts):,} contexts are held out for evaluation{unused}; "
             f"{term('eval_contexts')} names others"
         )
@@ -229,10 +233,10 @@ def _seed(value: Any) -> int:
     return value
 
 
-def _tell_shared(tuning: Sequence[Context], held_out: Sequence[Context], notify: Notify) -> None:
+def _log_shared(tuning: Sequence[Context], held_out: Sequence[Context]) -> None:
     shared = count_tuned_on(held_out, set(prompt_digests(tuning)))
     if shared:
-        notify(
+        _log.warning(
             f"{shared:,} of {len(held_out):,} contexts to evaluate on have a prompt that is tuned on, too: the "
             f"evaluation is not of unseen contexts alone"
         )

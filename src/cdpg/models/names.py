@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
-import sys
-from contextlib import suppress
+import logging
 from functools import lru_cache
 from pathlib import Path
 
 from cdpg.errors import UserError, first_line
 from cdpg.messages.nearest import nearest_folder
+
+_log = logging.getLogger(__name__)
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "models"
 """The models that come with the package."""
@@ -52,11 +52,8 @@ def _meant(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _announce(name: str) -> None:
-    """Say once that the hub is asked, which is slow without a network; only on the first process."""
-    with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"asking the hub for {ascii(name)[1:-1]}\n")
-            sys.stderr.flush()
+    """Say once that the hub is asked, which is slow without a network."""
+    _log.info(f"asking the hub for {ascii(name)[1:-1]}")
 
 
 def require_model(name: str) -> None:

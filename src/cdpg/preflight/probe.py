@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
-from cdpg.contexts.chats import notices_on_prompts
+from cdpg.contexts.chats import warn_of_plain_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.stream import ContextStream
 from cdpg.evaluation.plan import evaluated_contexts
@@ -28,12 +29,12 @@ from cdpg.sandbox.limits import Limits
 from cdpg.system import memory
 from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
 
+_log = logging.getLogger(__name__)
+
 _TIMED_ROWS = 32
 """Samples that are scored and differentiated to measure the time."""
 _ADAM_MOMENTS = 2
 """Numbers that Adam stores for each tuned weight."""
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -71,25 +72,24 @@ class ProbeResult:
     """Bytes that a run should need in this process."""
 
 
-def probe(job: Job, inputs: Inputs, count: int, tell: Tell) -> ProbeResult:
+def probe(job: Job, inputs: Inputs, count: int) -> ProbeResult:
     """Draw M samples of the base for ``count`` contexts, the first that the run would draw."""
     with closing(Judge(inputs.constraints, Limits.of(job.settings))) as judge:  # first: it may fork
-        return _probe(job, inputs, count, judge, tell)
+        return _probe(job, inputs, count, judge)
 
 
-def _probe(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> ProbeResult:
+def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     config = job.settings
     judge.require_columns(inputs.tuning)
     judge.require_columns(inputs.held_out)
     # With new adapters the model is still the base, and its gradient takes as long as the run's.
     base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
-    for notice in notices_on_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out]):
-        tell(notice)
+    warn_of_plain_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out])
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all of them, to refuse one that is too long
     base.encode(inputs.held_out, config.max_completion_length)
     chosen = ContextStream(inputs.tuning, config.seed).draw(0, min(count, len(inputs.tuning)))
     contexts = [inputs.tuning[i] for i in chosen]
-    tell(f"drawing {config.num_generations} samples of {job.model} for each of {len(contexts)} contexts")
+    _log.info(f"drawing {config.num_generations} samples of {job.model} for each of {len(contexts)} contexts")
     started = time.perf_counter()
     stream = UniformStream(config.seed, "check", 0)
     chunks = sample_chunks(
@@ -98,11 +98,9 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge, tell: Tell) -> Pr
     )  # fmt: skip
     samples = assemble(contexts, [prompts[i] for i in chosen], list(chunks), config.num_generations)
     sampling = (time.perf_counter() - started) / samples.lengths.numel()
-    tell("judging them")
+    _log.info("judging them")
     verdicts, constraint = _judge(judge, samples)
-    for notice in judge.notices:
-        tell(notice)
-    tell("timing a gradient")
+    _log.info("timing a gradient")
     pace = Pace(sampling, constraint, *_time_scoring(base, samples, verdicts, config))
     return _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
 

@@ -165,8 +165,7 @@ class Sampler:
         failures: dict[int, CheckFailure] = {}
         inapplicable: list[int] = []
         exhausted: Counter[str] = Counter()
-        for chunk, waiting in zip(chunks, pending, strict=True):
-            verdicts = self.judge.collect(waiting)
+        for chunk, verdicts in zip(chunks, self.judge.collect_all(pending), strict=True):
             b[torch.tensor(chunk.row)] = torch.tensor(verdicts.b, dtype=torch.float64)
             failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
             inapplicable += [chunk.row[place] for place in verdicts.inapplicable]

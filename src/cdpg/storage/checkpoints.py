@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from cdpg.errors import RunError, UserError
 from cdpg.system import files
+
+_log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of the layout; a checkpoint of another version is not read."""
@@ -102,8 +105,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest["epoch"], tensors, state)
 
 
-def latest_checkpoint(folder: Path, notify: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies, ``None`` if there is none; those skipped are told to ``notify``.
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that verifies, ``None`` if there is none; those skipped are logged.
 
     Changes nothing in the folder, so it is safe beside a run that is writing there.
     """
@@ -111,11 +114,11 @@ def latest_checkpoint(folder: Path, notify: Callable[[str], None]) -> Checkpoint
         try:
             return load_checkpoint(path)
         except CorruptCheckpoint as error:
-            notify(f"a damaged checkpoint is skipped: {error}")
+            _log.warning(f"a damaged checkpoint is skipped: {error}")
     return None
 
 
-def find_checkpoint(folder: Path, which: bool | str | Path, notify: Callable[[str], None]) -> Checkpoint | None:
+def find_checkpoint(folder: Path, which: bool | str | Path) -> Checkpoint | None:
     """The newest whole checkpoint of ``folder``, ``None`` if it has none at all, or the one whose path is given.
 
     A checkpoint goes with the logs beside it: one of another run's folder cannot be continued in this one.
@@ -130,14 +133,14 @@ def find_checkpoint(folder: Path, which: bool | str | Path, notify: Callable[[st
                 f"folder it belongs to; to go on elsewhere, copy that whole folder first"
             )
         return load_checkpoint(path)
-    checkpoint = latest_checkpoint(folder, notify)
+    checkpoint = latest_checkpoint(folder)
     if checkpoint is None and any(folder.glob("epoch-*")):
         raise RunError(
             f"no checkpoint in {str(folder)!r} is whole: start again in another folder, or remove them to start again "
             f"in this one"
         )
     if checkpoint is None:
-        notify(f"there is nothing to resume: {str(folder)!r} has no checkpoint; the run begins at the start")
+        _log.warning(f"there is nothing to resume: {str(folder)!r} has no checkpoint; the run begins at the start")
     return checkpoint
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdpg.contexts.contexts import Context
-from cdpg.contexts.reading import Notify
 from cdpg.evaluation.measures import Measure
 
 if TYPE_CHECKING:  # it brings torch, and a task's name must be checked before that is loaded
     from cdpg.models.sampling import StopRule
 
+_log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 """The columns of a context before it has a prompt."""
@@ -35,8 +36,6 @@ class Draw:
     """How a preset's rows are drawn."""
 
     seed: int
-    notify: Notify
-    """Is told what was left out."""
     usable: Callable[[Sequence[Row]], list[bool]]
     """As the task has it."""
 
@@ -68,7 +67,7 @@ class Task:
     column: str
     """The column that is put into the prompt."""
     presets: Mapping[str, Preset]
-    read: Callable[[str, str, Notify], list[Row]]
+    read: Callable[[str, str], list[Row]]
     """Rows of a user's file or folder, from its path and the column to use."""
     stop: StopRule | None = None
     usable: Callable[[Sequence[Row]], list[bool]] = lambda rows: [True] * len(rows)
@@ -85,8 +84,8 @@ class Task:
 
 
 def satisfiable(rows: Sequence[Row], draw: Draw) -> list[Row]:
-    """The rows that can be used; the others are told of and left out."""
+    """The rows that can be used; the others are left out, which is logged."""
     found = [row for row, usable in zip(rows, draw.usable(rows), strict=True) if usable]
     if len(found) < len(rows):
-        draw.notify(f"{len(rows) - len(found):,} of {len(rows):,} contexts cannot be satisfied and are left out")
+        _log.warning(f"{len(rows) - len(found):,} of {len(rows):,} contexts cannot be satisfied and are left out")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from cdpg.contexts.splitting import groups, whole_groups
 from cdpg.errors import UserError, first_line
 from cdpg.messages.terms import term
 from cdpg.tasks.base import Draw, OriginRow, Row
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 256
 """Rows that are looked at together."""
@@ -49,7 +52,7 @@ def hub_rows(
         if len(found) == count:
             break
     if len(found) < len(seen):
-        draw.notify(
+        _log.warning(
             f"{len(seen) - len(found):,} of {len(seen):,} contexts drawn from {path} cannot be satisfied and are left "
             f"out; {len(found):,} remain"
         )

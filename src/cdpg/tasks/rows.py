@@ -6,15 +6,14 @@ import json
 from importlib import resources
 
 from cdpg.contexts.contexts import Context, load_contexts
-from cdpg.contexts.reading import Notify
 from cdpg.errors import UserError
 from cdpg.messages.terms import term
 from cdpg.tasks.base import OriginRow, Row
 
 
-def read_pairs(path: str, column: str, notify: Notify) -> list[Row]:
+def read_pairs(path: str, column: str) -> list[Row]:
     """Texts and, where there is a column ``reference``, what they should become; other columns are kept."""
-    contexts = load_contexts(path, prompt_column=column, notify=notify)
+    contexts = load_contexts(path, prompt_column=column)
     return [OriginRow({**context.columns, "source": _text(context, column, path)}, context.row) for context in contexts]
 
 

@@ -1,10 +1,11 @@
-"""Failed checks of a run: examples in ``failures.jsonl``, a word to the user, an end when they are too many."""
+"""Failed checks of a run: examples in ``failures.jsonl``, a notice, an end when they are too many."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from cdpg.rollout.rollout import Rollout
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.training.metrics import failure_records
+
+_log = logging.getLogger(__name__)
 
 _NO_WORKER = "if it needs a GPU or what only the training process has, set check_workers: 0"
 _CURES = {
@@ -37,7 +40,7 @@ class FailureLog:
     def __init__(self, path: Path, share: float, processes: Processes) -> None:
         self.file = JsonlFile(path)
         self._share, self._processes = share, processes
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._applied = False
         """Whether a constraint applied to any sample so far."""
         self._counts: deque[tuple[int, int]] = deque()
@@ -91,22 +94,22 @@ class FailureLog:
             self._counts.popleft()
         return sum(failed for failed, _ in self._counts), sum(total for _, total in self._counts)
 
-    def tell(self, record: Mapping[str, Any], notify: Callable[[str], None]) -> None:
+    def log(self, record: Mapping[str, Any]) -> None:
         """Say that checks failed, once for each kind."""
         kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
         kinds |= {"not_applicable"} if record.get("not_applicable") else set()
-        if kinds - self._told:
-            self._told |= kinds
-            notify(f"epoch {record['epoch']}: {summary([record])}")
+        if kinds - self._reported:
+            self._reported |= kinds
+            _log.warning(f"epoch {record['epoch']}: {summary([record])}")
 
-    def tell_all(self, metrics: Path, notify: Callable[[str], None]) -> None:
+    def log_total(self, metrics: Path) -> None:
         """Say how many checks failed in the whole run, if any did."""
         records = list(read_jsonl(metrics)) if metrics.exists() else []
         text = summary(records)
         if text:
             failed = any(record.get("checks_failed") for record in records)
             where = f"; examples of failures are in {str(self.file.path)!r}" if failed else ""
-            notify(f"in all, {text}{where}")
+            _log.warning(f"in all, {text}{where}")
 
 
 def _cure(rollout: Rollout) -> str:

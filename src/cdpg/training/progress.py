@@ -13,7 +13,6 @@ from typing import Any
 
 from rich import progress as rich_progress
 from rich.console import Console
-from rich.text import Text
 
 from cdpg.config import CDPGConfig
 from cdpg.messages.text import duration, plain_text
@@ -47,19 +46,21 @@ class Progress:
         self._unshown: str | None = None
         self._shown_epoch: int | None = None
         self._shown_at = 0.0
-        self._told_at = clock()
+        self._stage_at = clock()
         self._bar: rich_progress.Progress | None = None
         self._task = rich_progress.TaskID(0)
 
     def __enter__(self) -> Progress:
         if self._console.is_interactive and self._console.file.isatty():  # the first alone can be forced by settings
-            # No refresh thread: workers are forked while the bar is up, and a fork must not copy a held lock.
+            # No refresh thread: workers are forked while the bar is up, and a fork must not copy a held lock. What is
+            # written to standard error meanwhile, notices above all, goes above the bar.
             self._bar = rich_progress.Progress(
                 rich_progress.BarColumn(bar_width=20),
                 rich_progress.TextColumn("{task.description}", markup=False),
                 console=self._console,
                 auto_refresh=False,
                 redirect_stdout=False,
+                redirect_stderr=True,
             )
             self._task = self._bar.add_task("starting", total=self._total)
             with contextlib.suppress(OSError, ValueError):
@@ -97,23 +98,14 @@ class Progress:
         if self._bar is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._bar.update(self._task, description=text, refresh=True)
-        elif now - self._told_at >= _SECONDS_BETWEEN_LINES:
+        elif now - self._stage_at >= _SECONDS_BETWEEN_LINES:
             self._write(text)
-            self._told_at = now
+            self._stage_at = now
 
     def stage(self, message: str) -> None:
         """Show what a run has come to after its last epoch; never left out."""
-        self._told_at = -math.inf
+        self._stage_at = -math.inf
         self.working(message)
-
-    def note(self, message: str) -> None:
-        """Show a notice, above the live line if there is one."""
-        text = plain_text(message, limit=2000)
-        if self._bar is None:
-            self._write(text)
-        else:
-            with contextlib.suppress(OSError, ValueError):
-                self._console.print(Text(text))
 
     def _is_due(self, epoch: int, now: float) -> bool:
         """The first and the last line always; between them whichever is rarer, every 5 s or a twentieth of the run."""

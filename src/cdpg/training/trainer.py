@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -13,11 +14,10 @@ from typing import Any
 from torch import nn
 
 from cdpg.config import CDPGConfig
-from cdpg.constraints.judge import Constraints, Judge, name_of
-from cdpg.contexts.chats import as_chats, notices_on_prompts
+from cdpg.constraints.judge import Constraints, Judge
+from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import load_contexts
 from cdpg.contexts.digests import prompt_digests
-from cdpg.contexts.reading import ignore_message
 from cdpg.contexts.stream import ContextStream
 from cdpg.errors import CDPGError, Interrupted, RunError, UserError
 from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
@@ -25,6 +25,7 @@ from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.plan import final_contexts
 from cdpg.evaluation.results import BASE, TUNED
 from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.messages.notices import shows_notices
 from cdpg.messages.text import duration
 from cdpg.methods import make_objective
 from cdpg.models.base import LanguageModel
@@ -49,9 +50,12 @@ from cdpg.training.failures import FailureLog
 from cdpg.training.forecast import guessed_context, run_seconds
 from cdpg.training.inspection import keep_refused
 from cdpg.training.metrics import metrics_record, sample_records
-from cdpg.training.notices import Notices
+from cdpg.training.notices import Notices, log_all
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.training.progress import Progress
+from cdpg.training.setup import origin_of
+
+_log = logging.getLogger(__name__)
 
 _NONFINITE_LIMIT = 5
 """Epochs in a row without a finite gradient after which the run stops."""
@@ -71,6 +75,7 @@ class CDPGTrainer(TakesCallbacks):
     are written to ``config.yaml``, so that the run can be repeated from it.
     """
 
+    @shows_notices
     def __init__(
         self,
         model: str | PathLike[str] | nn.Module | LanguageModel,
@@ -93,15 +98,15 @@ class CDPGTrainer(TakesCallbacks):
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
         self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
-        tell, chat = self.judge.notices.append, (self.args.chat, self.args.system)
-        self.contexts = as_chats(load_contexts(train_dataset, notify=tell), *chat)
-        self.eval_contexts = [] if eval_dataset is None else as_chats(load_contexts(eval_dataset, notify=tell), *chat)
+        chat = self.args.chat, self.args.system
+        self.contexts = as_chats(load_contexts(train_dataset), *chat)
+        self.eval_contexts = [] if eval_dataset is None else as_chats(load_contexts(eval_dataset), *chat)
         self.judge.require_columns(self.contexts)
         self.judge.require_columns(self.eval_contexts)
         self.processes = Processes(make_accelerator(self.args))
         device = self.processes.accelerator.device if self.args.device == "auto" else None
         self.policy, self.base = load_policy_and_base(model, self.args, processing_class, device, peft_config)
-        self.judge.notices += notices_on_prompts(self.policy.tokenizer, [*self.contexts, *self.eval_contexts])
+        warn_of_plain_prompts(self.policy.tokenizer, [*self.contexts, *self.eval_contexts])
         self._prompts = self.policy.encode(self.contexts, self.args.max_completion_length)
         tuned_on = frozenset(prompt_digests(self.contexts))
         evaluated = (self.base, self.eval_contexts, self.judge, measure, self.args, self.processes, stop, tuned_on)
@@ -118,8 +123,11 @@ class CDPGTrainer(TakesCallbacks):
         self._updater = Updater(*setup, self._callbacks.call)
         self.folder = RunFolder(self.args.output_dir)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
-        self._notices = Notices(self.judge, self._failures, self.args.num_generations)
-        self._origin = self._where_from(model, stop, command)
+        self._notices = Notices(self._failures, self.args.num_generations)
+        self._origin = origin_of(
+            model, self.policy, self.base, self.judge, self.contexts, self._prompts, self.eval_contexts, stop,
+            self.processes, command, self.args,
+        )  # fmt: skip
         self._journal = Journal(self.folder, self._trainable, self._origin)
         self._used, self._inputs = False, dict(inputs or {})
         given = (model, train_dataset, eval_dataset, *self._inputs.values())
@@ -133,6 +141,7 @@ class CDPGTrainer(TakesCallbacks):
         """The model being tuned."""
         return self.policy.module
 
+    @shows_notices
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> dict[str, Any]:
         """Run every epoch that is left, save the model and return the last epoch's metrics.
 
@@ -152,7 +161,7 @@ class CDPGTrainer(TakesCallbacks):
             if main:
                 progress.stage("saving the model")
                 self.save_model()
-                self._notices.of_end(self.folder.metrics, progress.note)
+                self._notices.of_end(self.folder.metrics)
             if self.eval_contexts and self.args.evaluate_at_end:
 
                 def tell(text: str) -> None:
@@ -163,9 +172,8 @@ class CDPGTrainer(TakesCallbacks):
                 seconds = contexts * self._context_seconds(record.get("seconds", 0.0))
                 progress.stage("final evaluation" + (f", about {duration(seconds)}" if seconds >= 1 else ""))
                 found = self._evaluate_all(tell)
-                for notice in found.get("notices", ()):
-                    progress.note(notice)
-                self._notices.of_memory(progress.note)
+                log_all(found.get("notices", ()))
+                self._notices.of_memory()
             self.processes.wait()
         if self.args.report_to:
             self.processes.accelerator.end_training()
@@ -178,12 +186,12 @@ class CDPGTrainer(TakesCallbacks):
         for number in range(done + 1, self.args.epochs + 1):
             self._callbacks.epoch_begin()
             watch = CoreWatch()
-            record = self._epoch(number, progress.note)
+            record = self._epoch(number)
             progress.update(record)
             if number == done + 1:
                 evaluation = (len(self.eval_contexts), self._evaluations.seconds_per_context)
-                self._notices.of_first_epoch(self.args, record, watch, evaluation, progress.note)
-            self._notices.of_epoch(record, progress.note)
+                self._notices.of_first_epoch(self.args, record, watch, evaluation)
+            self._notices.of_epoch(record)
             evaluated = self._evaluate_if(self.args.evaluates_after(number), number, progress, stop)
             nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
             hopeless = nonfinite_epochs == _NONFINITE_LIMIT
@@ -206,12 +214,13 @@ class CDPGTrainer(TakesCallbacks):
                 break
         return record
 
+    @shows_notices
     def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
 
         ``tell`` hears how far it has come, and callbacks of the tuned model's means (``on_log``, ``on_evaluate``).
         """
-        found = self._evaluate_all(tell or ignore_message)
+        found = self._evaluate_all(tell or (lambda text: None))
         means = self.processes.from_main(evaluation_logs({"metrics": found.get(TUNED, {})}))
         self._callbacks.evaluated(means, may_be_best=False)
         return found
@@ -244,30 +253,21 @@ class CDPGTrainer(TakesCallbacks):
         if not (path / card.FILE).exists():  # one that is there was written by the user
             card.write_card(path, self.folder)
 
-    def _where_from(self, model: Any, stop: StopRule | None, command: str | None) -> Any:
-        """What ``config.yaml`` says of the run's origin."""
-        return provenance.origin(
-            model if isinstance(model, str) else provenance.model_name(self.model), self.base.module,
-            [name_of(constraint) for constraint in self.judge.constraints], self.contexts, self._prompts,
-            self.eval_contexts, None if stop is None else type(stop).__name__, self.processes.count, command,
-            usage.facts(self.policy, self.args, self.contexts, stop),
-        )  # fmt: skip
-
-    def _epoch(self, number: int, tell: Callable[[str], None] = ignore_message) -> dict[str, Any]:
+    def _epoch(self, number: int) -> dict[str, Any]:
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
         try:
             rollout = self._collect(number, watch)
         except Exception:
-            self._rescue(number - 1, tell)
+            self._rescue(number - 1)
             raise
         problem = self._failures.problem(rollout)
         if problem is not None:
-            self._rescue(number - 1, tell)
+            self._rescue(number - 1)
             self._failures.append(rollout)
             self.processes.wait()  # or a launcher ends the main process while it writes
             raise problem
-        summary = self._updater.update(rollout, lambda: self._rescue(number - 1, tell))
+        summary = self._updater.update(rollout, lambda: self._rescue(number - 1))
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
             keep_refused(self.folder.nonfinite, rollout, summary)
@@ -296,12 +296,12 @@ class CDPGTrainer(TakesCallbacks):
         contexts, prompts = [self.contexts[i] for i in chosen], [self._prompts[i] for i in chosen]
         return self._sampler.draw(number, contexts, prompts, self.objective.scores_every_sample, watch)
 
-    def _rescue(self, done: int, tell: Callable[[str], None]) -> None:
+    def _rescue(self, done: int) -> None:
         """Save the epochs that are done, when the next one failed before it changed anything."""
         if done and self.processes.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
                 self._journal.save(done, self.args)
-                tell(f"a checkpoint of epoch {done} is written")
+                _log.info(f"a checkpoint of epoch {done} is written")
 
     def _seconds_left(self, done: int, epoch: float) -> float:
         """After ``done`` epochs, if one takes ``epoch`` seconds, evaluations included."""
@@ -332,7 +332,7 @@ class CDPGTrainer(TakesCallbacks):
         except Interrupted:
             return False
         except Exception:
-            self._rescue(number, progress.note)
+            self._rescue(number)
             raise
         if self.processes.is_main:
             self._journal.append("evaluations", record)
@@ -345,34 +345,32 @@ class CDPGTrainer(TakesCallbacks):
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
-        checkpoint = find_checkpoint(self.folder.checkpoints, resume, progress.note) if resume else None
+        checkpoint = find_checkpoint(self.folder.checkpoints, resume) if resume else None
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used, done = True, 0 if checkpoint is None else checkpoint.epoch
         if checkpoint is not None:
-            self._continue(checkpoint, progress.note)
+            self._continue(checkpoint)
             self.processes.wait()  # nobody may still be reading what is tidied up below
         if self.processes.is_main:
             if not resume:
                 self._journal.clear(self.args, self._sources)
             self._journal.begin(checkpoint, self.args)
             self._journal.describe(self.args, self._inputs, prompt_digests(self.contexts))
-        for notice in usage.notices(self._origin["sampling"]):
-            progress.note(notice)
+        log_all(usage.notices(self._origin["sampling"]))
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
         self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
         self._callbacks.begin(self.args, done, self.processes.from_main(logged))
-        self._notices.of_start(progress.note)
         last = self._journal.last("evaluations").get("epoch") if self.processes.is_main else done
         if self.processes.any(last != done):
             self._evaluate_if(self.args.evaluates_after(done), done, progress, stop)
             self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
         return done
 
-    def _continue(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
+    def _continue(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint, unless the run would become another one."""
         asked, then = self.args, provenance.begun_with(checkpoint.state)
         self.args = schedule.continued(asked, then, checkpoint.epoch)
@@ -381,10 +379,9 @@ class CDPGTrainer(TakesCallbacks):
         notices = provenance.check_resume(
             checkpoint.epoch, checkpoint.state, self.args, self._origin, self.folder.checkpoints, kept
         )
-        for notice in (*notices, *schedule.kept_defaults(asked, self.args, then)):
-            tell(notice)
+        log_all((*notices, *schedule.kept_defaults(asked, self.args, then)))
         self._trainable.restore(checkpoint)
-        tell(f"continuing after epoch {checkpoint.epoch}")
+        _log.info(f"continuing after epoch {checkpoint.epoch}")
 
     def _save_if(self, due: bool, number: int) -> bool:
         """Write a checkpoint if it is due, or if a callback asks for one or for the end; whether it was written."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.contexts.contexts import load_contexts
-from cdpg.contexts.reading import Notify
 from cdpg.errors import UserError
 from cdpg.tasks.base import Draw, OriginRow, Preset, Row, Task, satisfiable
 from cdpg.tasks.code.constraint import FunctionEnd, pep8_codes_of
@@ -33,7 +32,7 @@ def hub_signatures(draw: Draw) -> tuple[list[Row], list[Row]]:
     return halves(hub_rows(*_HUB, _row_of_function, "signature", draw, 2 * _PAPER_CONTEXTS), "signature")
 
 
-def read_signatures(path: str, column: str, notify: Notify) -> list[Row]:
+def read_signatures(path: str, column: str) -> list[Row]:
     """Signatures of a folder of Python sources, grouped by file, or of a file with one in each row.
 
     One that stands in several files of a folder is a row of the first of them.
@@ -47,7 +46,7 @@ def read_signatures(path: str, column: str, notify: Notify) -> list[Row]:
         if not found:
             raise UserError(f"no function with a one-line signature was found in {path!r}: give a folder with some")
         return list(found.values())
-    contexts = load_contexts(path, prompt_column=column, notify=notify)
+    contexts = load_contexts(path, prompt_column=column)
     return [
         OriginRow({**context.columns, "signature": _checked(context.prompt, context.row, path)}, context.row)
         for context in contexts

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.contexts.reading import Notify
 from cdpg.tasks.base import Draw, Preset, Row, Task
 from cdpg.tasks.hub import halves, hub_rows
 from cdpg.tasks.rows import embedded_pairs, read_pairs
 from cdpg.tasks.translation.constraint import numerals_of
 from cdpg.tasks.translation.metrics import TranslationMeasure
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "translate English to French: "
 _HUB = ("Helsinki-NLP/europarl", "en-fr", "train")
@@ -27,12 +29,12 @@ def hub_sentences(draw: Draw) -> tuple[list[Row], list[Row]]:
     return halves(hub_rows(*_HUB, _row_of_pair, "source", draw, 2 * _PAPER_CONTEXTS), "source")
 
 
-def read_sentences(path: str, column: str, notify: Notify) -> list[Row]:
-    """Sentences of the user's; those without a numeral are told of, and stay."""
-    rows = read_pairs(path, column, notify)
+def read_sentences(path: str, column: str) -> list[Row]:
+    """Sentences of the user's; those without a numeral stay, and their number is logged."""
+    rows = read_pairs(path, column)
     idle = sum(not numerals_of(row["source"]) for row in rows)
     if idle:
-        notify(
+        _log.warning(
             f"{idle:,} of {len(rows):,} sentences in {path!r} have no numeral from one to nine: every translation "
             f"satisfies them, and they teach nothing"
         )

@@ -1,0 +1,76 @@
+"""Notices: sentences to the user, through the standard ``logging``, by loggers that are named after their modules.
+
+A program that sets up handlers or a level for the logger ``cdpg`` decides what becomes of them. Where it has not, a
+trainer shows them on standard error, and so does the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ParamSpec, TypeVar
+
+from cdpg.messages.text import plain_text
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOGGER = "cdpg"
+_LONGEST = 2000
+
+
+class NoticeHandler(logging.Handler):
+    """Writes a notice as one line of harmless text to standard error. Output that fails is dropped."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The stream is looked up for each: a live progress line takes its place, and shows the notice above itself.
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(plain_text(record.getMessage(), limit=_LONGEST) + "\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
+    """Within, notices go to standard error, of the main process alone.
+
+    If the program has handlers for them, those have the notices instead, unless ``always``. A level that the program
+    has set for the logger ``cdpg`` stays; without one, notices of the level INFO are shown, too.
+    """
+    logger = logging.getLogger(LOGGER)
+    if logger.hasHandlers() and not always:
+        yield
+        return
+    # A process that is not the main one has a handler, too: without any, logging itself would show warnings.
+    handler = NoticeHandler() if is_main else logging.NullHandler()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False  # a library that sets up the root logger meanwhile would show them a second time
+    if level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        if level == logging.NOTSET:
+            logger.setLevel(level)
+
+
+def shows_notices(function: Callable[P, R]) -> Callable[P, R]:
+    """While the function runs, notices are shown as :func:`shown_notices` says."""
+
+    @functools.wraps(function)
+    def showing(*args: P.args, **kwargs: P.kwargs) -> R:
+        with shown_notices(launched_as_main()):
+            return function(*args, **kwargs)
+
+    return showing
+
+
+def launched_as_main() -> bool:
+    """Whether this is the first of the processes that a launcher started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"

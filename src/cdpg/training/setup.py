@@ -1,0 +1,36 @@
+"""What a run is made of, from the trainer's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import Judge, name_of
+from cdpg.contexts.contexts import Context
+from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.sampling import StopRule
+from cdpg.storage import provenance, usage
+from cdpg.system.distributed import Processes
+
+
+def origin_of(
+    model: Any,
+    policy: LanguageModel,
+    base: LanguageModel,
+    judge: Judge,
+    contexts: Sequence[Context],
+    prompts: Sequence[Prompt],
+    eval_contexts: Sequence[Context],
+    stop: StopRule | None,
+    processes: Processes,
+    command: str | None,
+    config: CDPGConfig,
+) -> Any:
+    """What ``config.yaml`` says of the run's origin; ``model`` as the trainer was given it."""
+    return provenance.origin(
+        model if isinstance(model, str) else provenance.model_name(policy.module), base.module,
+        [name_of(constraint) for constraint in judge.constraints], contexts, prompts,
+        eval_contexts, None if stop is None else type(stop).__name__, processes.count, command,
+        usage.facts(policy, config, contexts, stop),
+    )  # fmt: skip
