@@ -765,16 +765,15 @@ def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
     assert "the check of every sample" in str(log.too_many(epoch(2, 8, inapplicable=6)))
 
 
-def test_examples_are_spoken_of_only_where_there_are_some(tmp_path: Path) -> None:
+def test_examples_are_spoken_of_only_where_there_are_some(tmp_path: Path, notices: list[str]) -> None:
     log = FailureLog(tmp_path / "failures.jsonl", 0.05, Processes(Accelerator(cpu=True)))
-    told: list[str] = []
     metrics = JsonlFile(tmp_path / "metrics.jsonl")
     metrics.append({"epoch": 1, "checks_failed": 0, "checks_exhausted": 2, "checks_exhausted_memory": 2})
-    log.tell_all(metrics.path, told.append)
+    log.log_total(metrics.path)
     metrics.append({"epoch": 2, "checks_failed": 1, "checks_exhausted": 0, "checks_failed_died": 1})
-    log.tell_all(metrics.path, told.append)
-    assert "in all, 2 texts exhausted a built-in check (memory 2)" in told[0]
-    assert ["failures.jsonl" in text for text in told] == [False, True]
+    log.log_total(metrics.path)
+    assert "in all, 2 texts exhausted a built-in check (memory 2)" in notices[0]
+    assert ["failures.jsonl" in text for text in notices] == [False, True]
 
 
 def test_a_broken_constraint_is_reported_at_once(tmp_path: Path) -> None:
@@ -819,22 +818,22 @@ def _environment() -> dict[str, str]:
     ],
 )
 def test_an_answer_that_does_not_fit_the_batch_is_said_once(
-    constraint: Any, returned: str, limits: Limits | None
+    constraint: Any, returned: str, limits: Limits | None, notices: list[str]
 ) -> None:
     judge = Judge([naughty.not_empty, constraint], limits)
     contexts = [Context("p", {}, row) for row in (1, 2, 3)]
     with contextlib.closing(judge):
         assert judge(contexts, ["a", "b", "a"], [[0]] * 3) == [1.0, 0.0, 1.0]
         assert judge(contexts, ["b", "a", "b"], [[0]] * 3) == [0.0, 1.0, 0.0]
-    assert judge.notices == [
+    assert notices == [
         f"constraint naughty:{constraint.__name__} does not judge several completions at once: {returned}it is called "
         "for each sample by itself instead, which is slow: return a list with a value for each completion"
     ]
 
 
 @pytest.mark.parametrize("limits", [None, QUICK])
-def test_an_answer_that_fits_no_sample_is_a_failure_and_no_notice(limits: Limits | None) -> None:
+def test_an_answer_that_fits_no_sample_is_a_failure_and_no_notice(limits: Limits | None, notices: list[str]) -> None:
     judge = Judge(naughty.no_verdicts, limits)
     with contextlib.closing(judge), pytest.raises(RunError, match="it returned None, and a list"):
         judge([Context("p", {}, 1), Context("p", {}, 2)], ["a", "b"], [[0], [0]])
-    assert judge.notices == []
+    assert notices == []

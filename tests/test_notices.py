@@ -1,0 +1,98 @@
+"""Notices through ``logging``: shown once where nothing is set up, and otherwise left to the program."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.demo import CONTEXTS, has_an_a, make_base
+from cdpg.messages.notices import NoticeHandler, shown_notices
+
+DUPLICATE = "1 of 3 contexts is a duplicate of an earlier one"
+OUTLOOK = "an epoch takes about"
+
+
+@pytest.fixture(autouse=True)
+def _logging_left_alone() -> Iterator[None]:
+    logger = logging.getLogger("cdpg")
+    yield
+    assert logger.handlers == [], "a handler is left behind"
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
+def tune(folder: Path) -> None:
+    """A run with a notice of the data, when the trainer is made, and one of the first epoch."""
+    config = CDPGConfig(
+        output_dir=str(folder), epochs=1, contexts_per_epoch=2, num_generations=4, max_completion_length=3,
+        check_workers=0, device="cpu",
+    )  # fmt: skip
+    CDPGTrainer(make_base(), has_an_a, config, [*CONTEXTS, CONTEXTS[0]]).train()
+
+
+def test_a_program_without_logging_sees_each_notice_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune(tmp_path)
+    shown = capsys.readouterr().err
+    assert (shown.count(DUPLICATE), shown.count(OUTLOOK)) == (1, 1)
+    assert logging.getLogger("cdpg").level == logging.NOTSET
+
+
+@pytest.mark.parametrize(("level", "expected"), [(logging.WARNING, (1, 0)), (logging.ERROR, (0, 0))])
+def test_notices_can_be_silenced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], level: int, expected: tuple[int, int]
+) -> None:
+    logging.getLogger("cdpg").setLevel(level)
+    tune(tmp_path)
+    shown = capsys.readouterr().err
+    assert (shown.count(DUPLICATE), shown.count(OUTLOOK)) == expected
+    assert "epoch 1/1" in shown, "progress is no notice"
+
+
+@pytest.mark.parametrize("name", [None, "cdpg"])
+def test_a_program_that_has_set_up_logging_has_the_notices_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str | None
+) -> None:
+    stream = io.StringIO()
+    logger, handler = logging.getLogger(name), logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        tune(tmp_path)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert f"WARNING cdpg.contexts.contexts: {DUPLICATE}" in stream.getvalue()
+    assert f"INFO cdpg.training.notices: {OUTLOOK}" in stream.getvalue()
+    shown = capsys.readouterr().err
+    assert DUPLICATE not in shown and OUTLOOK not in shown
+
+
+def test_a_library_that_sets_up_logging_meanwhile_shows_nothing_again(capsys: pytest.CaptureFixture[str]) -> None:
+    root, handler = logging.getLogger(), NoticeHandler()
+    with shown_notices(True):
+        root.addHandler(handler)
+        try:
+            logging.getLogger("cdpg.models").warning("so")
+        finally:
+            root.removeHandler(handler)
+    assert capsys.readouterr().err == "so\n"
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_only_the_main_process_shows_notices(capsys: pytest.CaptureFixture[str], always: bool) -> None:
+    with shown_notices(is_main=False, always=always):
+        logging.getLogger("cdpg.models").warning("so")
+    assert capsys.readouterr().err == ""
+
+
+def test_one_within_another_shows_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_notices(True, always=True), shown_notices(True):
+        logging.getLogger("cdpg.models").info("so")
+    assert capsys.readouterr().err == "so\n"
