@@ -653,12 +653,12 @@ def trainer(folder: Path, constraint: Any, act: str = "", **changes: Any) -> CDP
     return CDPGTrainer(tabular(4), constraint, config, train_dataset=rows, eval_dataset=held_out, measure=measure)
 
 
-def test_what_reads_outputs_has_the_limits_of_what_judges_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of other machines share no cores with this one."""
-    monkeypatch.setattr("cdpg.training.trainer.processes_here", lambda: 3)
-    monkeypatch.setattr("cdpg.sandbox.limits._cores", lambda: 6)
+def test_metrics_have_the_limits_of_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of one machine share its cores."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     made = trainer(tmp_path, naughty.constraint, held_out=True)
-    assert made.evaluator.read._limits.workers == 2
+    assert made.evaluator.read.limits.workers == 2
 
 
 def test_an_evaluation_says_how_many_checks_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ class Reader:
     """Calls functions in worker processes, which start with the first call; without workers, in this process."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._pool: Pool | None = None
 
     def __call__(
@@ -43,10 +43,10 @@ class Reader:
         failures: Counter[str] | None = None,
     ) -> list[Any]:
         """See :class:`Apply`; ``failures`` counts, by kind, the failures that are not the text's fault."""
-        if not self._limits.workers or not texts:
+        if not self.limits.workers or not texts:
             return directly(function, texts)
         if self._pool is None:
-            self._pool = Pool([function], self._limits)
+            self._pool = Pool([function], self.limits)
         try:
             found = self._pool.collect(self._pool.submit(function, list(texts)))
         except CannotStart as error:

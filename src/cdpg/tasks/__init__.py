@@ -1,4 +1,4 @@
-"""The experiments that come with the package, by name."""
+"""The tasks of the package, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task is: contexts, prompt format, base model, constraint, metrics and settings under one name."""
+"""The definition of a task: contexts, prompt format, base model, constraint, metrics and settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measure
 
-if TYPE_CHECKING:  # it brings torch, and a task's name must be checked before that is loaded
+if TYPE_CHECKING:  # it imports torch, and a task's name is checked before torch is loaded
     from cdpg.models.sampling import StopRule
 
 _log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ Row = Mapping[str, Any]
 
 
 class OriginRow(dict[str, Any]):
-    """A row that knows where it comes from, beside its columns.
+    """A row with its origin.
 
-    ``number`` is its place in the user's file, where blank lines and what was left out count too; ``group`` names what
-    it must not be parted from when some rows are held out, such as its source file.
+    ``number`` is its row in the user's file, blank and skipped rows included. ``group``, such as a source file, names
+    rows that stay together when some are held out.
     """
 
     def __init__(self, columns: Mapping[str, Any], number: int | None = None, group: str | None = None) -> None:
@@ -42,7 +42,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Preset:
-    """One scale of a task: which model, which data, which settings."""
+    """One scale of a task: model, data and settings."""
 
     model: str
     """An embedded model, a hub id or a folder."""
@@ -51,7 +51,7 @@ class Preset:
     settings: Mapping[str, Any]
     """Settings of ``CDPGConfig`` that differ from its defaults."""
     prefix: str = ""
-    """What stands before the text in every prompt."""
+    """The text before every prompt."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Task:
     """Rows of a user's file or folder, from its path and the column to use."""
     stop: StopRule | None = None
     usable: Callable[[Sequence[Row]], list[bool]] = lambda rows: [True] * len(rows)
-    """Whether some output can satisfy the constraint, for each row; rows where none can are left out."""
+    """For each row, whether some output can satisfy the constraint; other rows are left out."""
 
     def contexts(self, rows: Sequence[Row], prefix: str) -> list[Context]:
-        """Rows as contexts, the prefix and the task's column being the prompt."""
+        """Rows as contexts; the prompt is the prefix and the task's column."""
         found = []
         for place, row in enumerate(rows, start=1):
             origin = row if isinstance(row, OriginRow) else OriginRow({})
@@ -84,7 +84,7 @@ class Task:
 
 
 def satisfiable(rows: Sequence[Row], draw: Draw) -> list[Row]:
-    """The rows that can be used; the others are left out, which is logged."""
+    """The usable rows; a warning says how many are left out."""
     found = [row for row, usable in zip(rows, draw.usable(rows), strict=True) if usable]
     if len(found) < len(rows):
         _log.warning(f"{len(rows) - len(found):,} of {len(rows):,} contexts cannot be satisfied and are left out")

@@ -1,4 +1,4 @@
-"""Data sets of the paper, from the hub."""
+"""Loads the paper's data sets from the hub, and splits them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cdpg.tasks.base import Draw, OriginRow, Row
 _log = logging.getLogger(__name__)
 
 _CHUNK = 256
-"""Rows that are looked at together."""
+"""Rows that are checked together."""
 _CONVERTED = "refs/convert/parquet"
-"""Where the hub keeps the plain files that it made of a data set with a loading script."""
+"""The revision with the hub's own Parquet files of a data set with a loading script."""
 
 
 def hub_rows(
@@ -33,7 +33,7 @@ def hub_rows(
 ) -> list[Row]:
     """The first ``count`` rows that ``row`` accepts and the task can use, in a seeded order of the data set.
 
-    Each text of ``column`` comes once: it must not be tuned on with one reference and held out with another.
+    Each text of ``column`` occurs once, so that no text is both tuned on and held out.
     """
     data = _load(path, name, split)
     order = np.random.Generator(np.random.PCG64(draw.seed)).permutation(len(data))
@@ -60,7 +60,7 @@ def hub_rows(
 
 
 def halves(rows: Sequence[Row], column: str) -> tuple[list[Row], list[Row]]:
-    """One half to tune on, the other held out; no group is on both sides. ``column`` holds the text of a row."""
+    """One half to tune on, the other held out; no group is in both. ``column`` holds the text of a row."""
     origins = [row if isinstance(row, OriginRow) else OriginRow(row) for row in rows]
     numbers = groups([Context(str(row[column]), {}, 1, row.group) for row in origins])
     chosen = whole_groups(numbers, dict.fromkeys(numbers), len(rows) // 2)
@@ -69,7 +69,7 @@ def halves(rows: Sequence[Row], column: str) -> tuple[list[Row], list[Row]]:
 
 
 def _load(path: str, name: str, split: str) -> Any:
-    """A data set of the hub, as it stands there or, if a script would have to be run, as the hub converted it."""
+    """A data set of the hub; if it needs a loading script, the hub's converted files."""
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -81,10 +81,10 @@ def _load(path: str, name: str, split: str) -> Any:
         try:
             return load_dataset(path, name, split=split)
         except RuntimeError as error:
-            if "script" not in str(error):  # datasets 4 and later refuse those
+            if "script" not in str(error):  # datasets 4 and later refuse loading scripts
                 raise
-            return load_dataset(path, data_dir=name, split=split, revision=_CONVERTED)  # there it is a folder
-    except Exception as error:  # whatever the network, the hub or the cache has to say
+            return load_dataset(path, data_dir=name, split=split, revision=_CONVERTED)  # the name is a folder there
+    except Exception as error:  # of the network, the hub or the cache
         raise UserError(
             f"cannot load the data set {path} ({name}, {split}) from the hub: {first_line(error)}; try "
             f"load_dataset({path!r}, {name!r}, split={split!r}) in Python, give a file of your own with "

@@ -1,4 +1,4 @@
-"""Rows of a task: from a user's file (CSV, JSONL, JSON or text), or from those that come with the package."""
+"""Rows of a task, from a user's file (CSV, JSONL, JSON or text) or from the package's own data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cdpg.tasks.base import OriginRow, Row
 
 
 def read_pairs(path: str, column: str) -> list[Row]:
-    """Texts and, where there is a column ``reference``, what they should become; other columns are kept."""
+    """Rows of texts and, if there is a column ``reference``, their references; other columns are kept."""
     contexts = load_contexts(path, prompt_column=column)
     return [OriginRow({**context.columns, "source": _text(context, column, path)}, context.row) for context in contexts]
 
 
 def embedded_pairs(folder: str, kind: str) -> tuple[list[Row], list[Row]]:
-    """Texts to tune on and texts held out, with what they should become, as ``recipes/task_texts.py`` wrote them."""
+    """Rows to tune on and held-out rows, with references, as ``recipes/task_texts.py`` writes them."""
     data = resources.files("cdpg.tasks") / folder / "data"
     parts: list[list[Row]] = []
     for part in ("tuning", "evaluation"):

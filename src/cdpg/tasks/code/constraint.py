@@ -1,15 +1,15 @@
-"""Checks of generated Python functions: does it compile, is it free of PEP8 violations.
+"""The constraints of the code tasks: a generated Python function compiles, or has no PEP8 violation.
 
-What is judged is [c, x], the signature with its completion, cut at the function's end. Nothing is ever executed.
-The same text gets the same verdict whatever the thread, the call depth, the warnings filter or the user's
+The judged text is [c, x], the signature with its completion, cut at the function's end (the paper's appendix A.4).
+Nothing is executed. The verdict does not depend on the thread, the call depth, the warnings filter or the user's
 configuration, and nothing is printed. Edge cases:
 
-* A body without a statement (empty, blank, comments or odd characters alone) satisfies neither constraint; a docstring
-  is a statement.
-* A function cut at the length limit is judged as it stands; *incomplete* (codeop returned None) does not compile.
-* Tabs indent as Python has it; PEP8 forbids them (W191, E101).
+* A body without a statement (empty, blank, or only comments or invalid characters) satisfies neither constraint; a
+  docstring is a statement.
+* A function cut at the length limit is judged like any other; *incomplete* (codeop returned None) does not compile.
+* Tabs indent as in Python; PEP8 forbids them (W191, E101).
 * NUL characters, lone surrogates, and text that exhausts the parser (MemoryError, RecursionError) do not compile.
-* What makes pycodestyle itself fail is not clean.
+* Text on which pycodestyle itself fails is not clean.
 * Text of more than ``MAX_CHARACTERS`` characters is not read: it neither compiles nor is it clean.
 """
 
@@ -38,13 +38,13 @@ INCOMPLETE = "incomplete"
 OK = "ok"
 TOO_LONG = "too long"
 MAX_CHARACTERS = 100_000
-"""Far more than a model writes: some checks take time that grows with the square of the length."""
+"""Far more than a model writes. The limit exists because some checks take time quadratic in the length."""
 
 _BLANK = " \t\f\r\n"
 # Python ends a line at \n, \r or \r\n, and starts the indentation anew after a form feed.
 _UNINDENTED_LINE = re.compile(r"[\r\n](?:[ \t\f]*\f)?(?=[^ \t\f\r\n])")
 # How a statement begins: opening brackets, unary operators, @ or *, and then a name, a number, a string, an ellipsis or
-# an empty pair of brackets. What follows is not looked at. Whether a letter beyond ASCII begins a name is asked later.
+# an empty pair of brackets. The rest is ignored. Whether a non-ASCII letter begins a name is checked later.
 _STATEMENT_START = re.compile(
     r"""(?:^|[\r\n])[-+~*@(\[{ \t\f]*
     (?:[A-Za-z_] | \.?[0-9] | \.\.\. | \([ \t\f]*\) | \[[ \t\f]*\] | \{[ \t\f]*\}
@@ -52,11 +52,11 @@ _STATEMENT_START = re.compile(
     re.VERBOSE,
 )
 _BEGIN_A_NAME = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl"})
-_GUARD = threading.Lock()  # the warnings filter is one for all threads
+_GUARD = threading.Lock()  # all threads share one warnings filter
 
 
 def _renew_guard() -> None:
-    """Another thread may hold the lock when a process forks: the child would wait for ever."""
+    """Replace the lock after a fork: another thread may have held it, and the child would wait forever."""
     global _GUARD
     _GUARD = threading.Lock()
 
@@ -72,10 +72,10 @@ class FunctionEnd:
     """
 
     watch: frozenset[str] = frozenset("\n\r\f")
-    """The verdict can only change when one of these is in the last two tokens."""
+    """The rule applies only if one of these characters is in the last two tokens."""
 
     def cut(self, completion: str) -> str | None:
-        """The completion up to such a line, as soon as one has begun; None while the function may go on."""
+        """The completion up to such a line; None if there is none yet."""
         end = _UNINDENTED_LINE.search(completion)
         return None if end is None else completion[: end.start()]
 
@@ -100,7 +100,7 @@ def compiles(
 ) -> list[bool]:
     """b = 1 where ``codeop.compile_command(signature + body, symbol="exec")`` returns a code object.
 
-    Where prompts hold more than the signature, the column ``signature`` says what the function starts with.
+    If prompts hold more than the signature, the column ``signature`` holds the start of the function.
     """
     sources = _sources(_starts(prompts, signature), completions)
     return [outcome == OK for outcome in _guarded(lambda: [_compile_outcome(source) for source in sources])]
@@ -112,7 +112,7 @@ def pep8_clean(
 ) -> list[bool]:
     """b = 1 where the body has a statement and pycodestyle, with its own defaults, finds no violation.
 
-    Where prompts hold more than the signature, the column ``signature`` says what the function starts with.
+    If prompts hold more than the signature, the column ``signature`` holds the start of the function.
     """
     starts = _starts(prompts, signature)
     sources = _sources(starts, completions)
@@ -122,10 +122,10 @@ def pep8_clean(
 
 
 def has_statement(body: str) -> bool:
-    """Whether a line below the signature, or what follows on its own line, begins as a statement of Python does.
+    """Whether a line of the body, or the rest of the signature's line, begins like a Python statement.
 
-    It need not compile; but blanks, comments and characters that begin no statement (``$``, a no-break space) are none.
-    Letters beyond ASCII are those of Unicode 3.2, which every Python carries: the verdict is the same on all of them.
+    It need not compile, but blanks, comments and characters that begin no statement (``$``, a no-break space) do not
+    count. Non-ASCII letters are those of Unicode 3.2, so that the verdict is the same in every version of Python.
     """
     begun = (match["letter"] for match in _STATEMENT_START.finditer(body))
     return any(letter is None or unicodedata.ucd_3_2_0.category(letter) in _BEGIN_A_NAME for letter in begun)
@@ -134,8 +134,7 @@ def has_statement(body: str) -> bool:
 def compile_outcome(source: str) -> str:
     """``ok``, ``incomplete``, ``too long``, or the error's kind: ``SyntaxError: unmatched ')'``, ``MemoryError``, …
 
-    What is particular to one text (names, line numbers, characters) is taken out of the message, so that kinds can
-    be counted.
+    Names, line numbers and characters are removed from the message, so that kinds can be counted.
     """
     return compile_outcomes([source])[0]
 
@@ -148,7 +147,7 @@ def compile_outcomes(sources: Sequence[str]) -> list[str]:
 
 @text_check()
 def error_lines(sources: Sequence[str]) -> list[int | None]:
-    """The line, counted from 1, that the compiler complains about; None where it does not name one."""
+    """The line of the first error, from 1; None if there is no error or the compiler names no line."""
     return _guarded(lambda: [_error_line(source) for source in sources])
 
 
@@ -181,7 +180,7 @@ def ast_nodes_of(sources: Sequence[str]) -> list[int | None]:
 
 
 def _starts(prompts: Sequence[Any], signature: Sequence[Any] | None) -> list[str]:
-    """What each function starts with: its entry in the column ``signature``, else its prompt."""
+    """The start of each function: its entry in the column ``signature``, else its prompt."""
     given = [None] * len(prompts) if signature is None else signature
     return [as_text(prompt if start is None else start) for start, prompt in zip(given, prompts, strict=True)]
 
@@ -231,7 +230,7 @@ def _ast_nodes(source: str) -> int | None:
 
 
 def _message_kind(message: str) -> str:
-    """A compiler's message without what is particular to the text."""
+    """A compiler's message without names, line numbers and characters of the text."""
     message = re.sub(r"'([^\W\d]\w*)'", lambda name: name[0] if keyword.iskeyword(name[1]) else "'name'", message)
     message = re.sub(r"^(invalid (?:non-printable )?character).*", r"\1", message)
     message = re.sub(r" \(detected at line \d+\)| on line \d+| in position .*|;.*", "", message)
@@ -247,7 +246,7 @@ def _pycodestyle() -> Any:
 
 
 def _pycodestyle_defaults(pycodestyle: Any) -> Any:
-    """pycodestyle's built-in options. Its StyleGuide would read ~/.config/pycodestyle, and print what it finds."""
+    """pycodestyle's built-in options. A StyleGuide would read ~/.config/pycodestyle and print violations."""
     options = pycodestyle.get_parser().parse_args([])[0]
     options.select, options.ignore = (), tuple(pycodestyle.DEFAULT_IGNORE.split(","))
     options.benchmark_keys = list(pycodestyle.BENCHMARK_KEYS)
@@ -275,9 +274,9 @@ def _pep8_codes(source: str, pycodestyle: Any, options: Any) -> list[str] | None
 
 
 def _guarded(work: Callable[[], T]) -> T:
-    """Run in a thread of its own, with warnings off.
+    """Run in a new thread, with warnings off.
 
-    How deeply Python lets an expression nest counts from the caller's depth: a new thread always starts at the same.
+    Python's limit on nested expressions counts from the caller's depth; a new thread always starts at the same depth.
     """
     results: list[T] = []
     failures: list[BaseException] = []
@@ -290,7 +289,7 @@ def _guarded(work: Callable[[], T]) -> T:
         except BaseException as error:
             failures.append(error)
 
-    context = contextvars.copy_context()  # who counts exhaustion
+    context = contextvars.copy_context()  # with the counter of exhaustion
     thread = threading.Thread(target=context.run, args=(run,), name="cdpg-python-check", daemon=True)
     thread.start()
     thread.join()

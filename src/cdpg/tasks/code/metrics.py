@@ -1,4 +1,4 @@
-"""Metrics of the code tasks: compilability, PEP8 violations, characters and AST nodes, and what kinds of errors."""
+"""Metrics of the code tasks: compilability, PEP8 violations, characters, AST nodes, and kinds of errors."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def _lines(
     outcomes: Sequence[str | None],
     apply: Apply,
 ) -> list[list[int | None]]:
-    """Where the compiler stumbles, ``[context][output]``: the line of the prompt with its completion."""
-    stumbled = [outcome is not None and outcome != OK for outcome in outcomes]
-    found = iter(apply(error_lines, [source for source, wrong in zip(flat, stumbled, strict=True) if wrong]))
-    lines = iter([next(found) if wrong else None for wrong in stumbled])
+    """The line of the first error, ``[context][output]``, in the prompt with its completion."""
+    failed = [outcome is not None and outcome != OK for outcome in outcomes]
+    found = iter(apply(error_lines, [source for source, wrong in zip(flat, failed, strict=True) if wrong]))
+    lines = iter([next(found) if wrong else None for wrong in failed])
     per_context = len(flat) // max(1, len(contexts))
     return [
         [None if line is None else _lines_above(context, signature) + line for line in islice(lines, per_context)]

@@ -1,8 +1,7 @@
-"""Function signatures as contexts: taken from Python sources with ``ast``, split by file.
+"""Function signatures as contexts: extracted from Python sources with ``ast``, split by file.
 
-A context is the dedented ``def …:`` line of a function or a method, as its author wrote it.
-Decorators and bodies are left out. So are ``async def`` (the code tasks complete a ``def`` line),
-and signatures that run over several lines.
+A context is the dedented ``def …:`` line of a function or a method, as it is in the source. Decorators and bodies are
+left out. So are ``async def`` (the code tasks complete a ``def`` line) and signatures of several lines.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SPLIT_SHARES = (0.84, 0.10, 0.06)
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """A function as it stands in a file, dedented to the margin."""
+    """A function of a file, dedented."""
 
     signature: str
     """``def name(...):``, one line, nothing after the colon."""
@@ -39,7 +38,7 @@ class Definition:
 
 @dataclasses.dataclass(frozen=True)
 class FileSplit:
-    """Files of a source tree, each in one part alone."""
+    """Files of a source tree, in three disjoint parts."""
 
     base: tuple[Path, ...]
     """Files to train the base model on."""
@@ -71,7 +70,7 @@ def python_files(folder: Path | str) -> list[Path]:
     found = [
         path
         for path in root.rglob("*.py")
-        if not SKIPPED_FOLDERS & set(path.relative_to(root).parts) and os.path.isfile(path)  # no link to nowhere
+        if not SKIPPED_FOLDERS & set(path.relative_to(root).parts) and os.path.isfile(path)  # no broken link
     ]
     if not found:
         raise UserError(f"{root} holds no Python source: give a folder with .py files in it or below it.")
@@ -105,7 +104,7 @@ def definitions(source: str) -> list[Definition]:
 
 
 def _definition(node: ast.FunctionDef, lines: Sequence[str]) -> Definition | None:
-    # ast counts columns in bytes, but all that stands before a def is ASCII white space.
+    # ast counts columns in bytes, but only ASCII white space precedes a def.
     first, indent = lines[node.lineno - 1], lines[node.lineno - 1][: node.col_offset]
     signature = _signature(first[node.col_offset :]) if not indent.strip() else None
     if signature is None:
@@ -119,7 +118,7 @@ def _definition(node: ast.FunctionDef, lines: Sequence[str]) -> Definition | Non
 
 
 def _signature(line: str) -> str | None:
-    """The part of a line up to the colon that ends its signature; None if it does not end there."""
+    """The part of a line up to the colon that ends its signature; None if it does not end in this line."""
     depth = 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
@@ -136,7 +135,7 @@ def _signature(line: str) -> str | None:
 
 
 def split_files(files: Sequence[Path], seed: int = 0, shares: tuple[float, float, float] = SPLIT_SHARES) -> FileSplit:
-    """Shuffle the files by a seed and cut them into three parts."""
+    """Shuffle the files by a seed and split them into three parts."""
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
         raise UserError(f"shares of files are {shares}: give three that are not negative and add up to 1.")
     # Shuffled by sorting on seeded keys: random.shuffle may change between Python versions, random() may not.
@@ -149,7 +148,7 @@ def split_files(files: Sequence[Path], seed: int = 0, shares: tuple[float, float
 
 
 def signatures_in(files: Iterable[Path]) -> list[str]:
-    """The distinct signatures of some files, in the order in which they are first met."""
+    """The distinct signatures of some files, in the order of their first occurrence."""
     sources = (read_source(path) for path in files)
     found = (definition.signature for source in sources if source for definition in definitions(source))
     return list(dict.fromkeys(found))
@@ -162,8 +161,8 @@ def split_signatures(
 ) -> SignatureSplit:
     """Signatures of a source tree (by default the standard library) in three parts, disjoint by file.
 
-    A signature that stands in files of several parts (``def setUp(self):``) belongs to the first of them,
-    base before tuning before evaluation: what is held out was seen nowhere else.
+    A signature in files of several parts (``def setUp(self):``) belongs to the first of them, in the order base,
+    tuning, evaluation. So held-out signatures occur in no other part.
     """
     files = split_files(python_files(standard_library() if folder is None else folder), seed, shares)
     base = signatures_in(files.base)

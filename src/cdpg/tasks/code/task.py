@@ -1,4 +1,4 @@
-"""Complete a Python function so that it compiles, or so that it follows PEP8."""
+"""The code tasks: complete a Python function so that it compiles, or so that it follows PEP8."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hub_signatures(draw: Draw) -> tuple[list[Row], list[Row]]:
 def read_signatures(path: str, column: str) -> list[Row]:
     """Signatures of a folder of Python sources, grouped by file, or of a file with one in each row.
 
-    One that stands in several files of a folder is a row of the first of them.
+    A signature that occurs in several files of a folder belongs to the first.
     """
     if Path(path).is_dir():
         found: dict[str, Row] = {}
@@ -54,7 +54,7 @@ def read_signatures(path: str, column: str) -> list[Row]:
 
 
 def follows_pep8(rows: Sequence[Row]) -> list[bool]:
-    """Whether the signature itself follows PEP8: one that does not has Z_c = 0, whatever the body."""
+    """Whether the signature itself follows PEP8; if not, Z_c = 0 whatever the body."""
     return [found == [] for found in pep8_codes_of([f"{row['signature']}\n    pass\n" for row in rows])]
 
 
@@ -69,7 +69,7 @@ def _row_of_function(row: Mapping[str, Any]) -> Row | None:
 
 
 def _checked(signature: Any, row: int, path: str) -> str:
-    """A signature as the task takes it: one line, ending in its colon."""
+    """The signature, if it is one line that ends in its colon; otherwise a UserError."""
     text = signature.rstrip() if isinstance(signature, str) else ""
     try:
         ast.parse(f"{text}\n    pass\n")
@@ -106,7 +106,7 @@ _TINY = {
     "tokens_per_pass": 2048,
 }
 _TINY_PEP8 = _TINY | {"contexts_per_epoch": 56}
-"""What follows PEP8 is longer than what compiles, and an epoch takes longer."""
+"""Functions that follow PEP8 are longer than those that compile, so an epoch takes longer."""
 
 
 def _presets(tiny: Mapping[str, Any]) -> dict[str, Preset]:

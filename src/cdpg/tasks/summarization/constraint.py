@@ -1,12 +1,12 @@
-"""The summarisation task's constraint: at least four named entities, every one of them from the source.
+"""The constraint of the summarisation task: at least four named entities, all of them from the source (appendix A.3).
 
 Entities are those of spaCy's ``en_core_web_sm`` with the labels of ``LABELS``, compared as lower-cased texts, each
-text once whatever its label. The source is the full article of the ``source`` column if there is one, else the
+text once whatever its label. The source is the full article in the ``source`` column if there is one, else the
 prompt without T5's "summarize: ".
 
 A completion of more than ``MAX_CHARACTERS`` characters, or with more than ``MAX_RUN`` characters in a row without a
-blank, is no summary and is judged 0: spaCy's tokenizer takes time that grows with the square of such a run. In
-sources, and where entities are only counted, such runs are left out and the text is cut at ``MAX_SOURCE_CHARACTERS``.
+blank, is judged 0: spaCy's tokenizer takes time quadratic in such a run. In sources, and where entities are only
+counted, such runs are left out and the text is cut at ``MAX_SOURCE_CHARACTERS``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_SOURCE_CHARACTERS = 100_000
 MAX_RUN = 500
 
 _LONG_RUN = re.compile(rf"\S{{{MAX_RUN + 1},}}")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # has no UTF-8 form, which is what spaCy keeps
+_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be encoded in UTF-8, which spaCy uses
 _UNNEEDED = ("tagger", "parser", "senter", "attribute_ruler", "lemmatizer")
 PROMPT_PREFIX = "summarize: "
 _CACHED_SOURCES = 4096
@@ -49,7 +49,7 @@ def entities_from_source(prompts: Sequence[Any], completions: Sequence[Any], **k
     verdicts = []
     for source, text in zip(sources, texts, strict=True):
         found = sets.get(text, frozenset())
-        # The source is read only if it can matter: most early samples name too few.
+        # The source is parsed only if needed: most early samples have too few entities.
         verdicts.append(len(found) >= MIN_ENTITIES and found <= source_entities(source))
     return verdicts
 
@@ -69,23 +69,23 @@ def labelled_entities(texts: Iterable[str]) -> list[list[tuple[str, str]]]:
 
 @functools.lru_cache(maxsize=_CACHED_SOURCES)
 def source_entities(source: str) -> frozenset[str]:
-    """E(c), remembered: the same article is asked about for each of its samples, epoch after epoch."""
+    """E(c), cached: it is needed for each sample of the article, in every epoch."""
     return entity_sets([source.removeprefix(PROMPT_PREFIX)])[0]
 
 
 def precision_source(summary: frozenset[str], source: frozenset[str]) -> float:
-    """|E(x) ∩ E(c)| / |E(x)|; 0 for a summary without entities, so that nothing is gained by naming nothing."""
+    """|E(x) ∩ E(c)| / |E(x)|; 0 for a summary without entities, so that leaving all out is not rewarded."""
     return len(summary & source) / len(summary) if summary else 0.0
 
 
 def recall_target(summary: frozenset[str], target: frozenset[str]) -> float:
-    """|E(x) ∩ E(t)| / |E(t)|; 1 where the reference has no entity: there was nothing to recall."""
+    """|E(x) ∩ E(t)| / |E(t)|; 1 if the reference has no entity."""
     return len(summary & target) / len(target) if target else 1.0
 
 
 @functools.lru_cache(maxsize=1)
 def pipeline() -> Any:
-    """The spaCy pipeline, loaded at its first use, with nothing but what finds entities."""
+    """The spaCy pipeline, loaded at first use, with only the components that find entities."""
     try:
         import spacy
     except ImportError as missing:
@@ -96,7 +96,7 @@ def pipeline() -> Any:
         if spacy.util.is_package(name):
             loaded: Any = spacy.load(name, exclude=list(_UNNEEDED))
             if "tok2vec" in loaded.pipe_names and "ner" not in loaded.get_pipe("tok2vec").listening_components:
-                loaded.remove_pipe("tok2vec")  # this model's recogniser has vectors of its own
+                loaded.remove_pipe("tok2vec")  # this model's recogniser has its own vectors
             return loaded
     raise UserError(
         f"spaCy's English model is not installed: expected {' or '.join(MODELS)}; "

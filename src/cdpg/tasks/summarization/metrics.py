@@ -22,10 +22,10 @@ _Labelled = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class SummaryMeasure:
-    """The source is the column ``source``, else the prompt; recall and ROUGE-L are of contexts that have a reference.
+    """The source is the column ``source``, else the prompt; recall and ROUGE-L cover contexts with a reference.
 
-    A summary without entities, or one that exhausts the recogniser, has precision 0; a reference without entities is
-    recalled in full.
+    A summary without entities, or one that exhausts the recogniser, has precision 0. A reference without entities has
+    recall 1.
     """
 
     beams: int = 4
@@ -57,7 +57,7 @@ class SummaryMeasure:
 
 
 def _names(entities: _Labelled | None) -> frozenset[str] | None:
-    """E(text); None where reading the text failed."""
+    """E(text); None if the recogniser failed on the text."""
     return None if entities is None else frozenset(name.lower() for name, _ in entities)
 
 
@@ -66,13 +66,13 @@ def _compared(
     ours: Sequence[frozenset[str] | None],
     theirs: Sequence[frozenset[str] | None],
 ) -> list[float]:
-    """A share of each output's entities in another set, or the reverse; NaN where one of the two is not known."""
+    """``share`` of each output's entities and another set; NaN if either set is None."""
     pairs = zip(ours, theirs, strict=True)
     return [np.nan if own is None or other is None else share(own, other) for own, other in pairs]
 
 
 def _entity_sets(texts: Sequence[str | None], apply: Apply) -> list[frozenset[str] | None]:
-    """E(text) of each text, None of none; texts that stand there several times are read once."""
+    """E(text) of each text, None for None; repeated texts are read once."""
     plain = [None if text is None else text.removeprefix(PROMPT_PREFIX) for text in texts]
     distinct = list(dict.fromkeys(text for text in plain if text is not None))
     found = apply(labelled_entities, distinct, [])
@@ -81,7 +81,7 @@ def _entity_sets(texts: Sequence[str | None], apply: Apply) -> list[frozenset[st
 
 
 def _rouge_l(references: Sequence[str | None], texts: Sequence[str]) -> list[float]:
-    """F-measures without stemming; NaN where there is no reference."""
+    """F-measures without stemming; NaN without a reference."""
     scorer: Any = _rouge_scorer().RougeScorer(["rougeL"])
     pairs = zip(references, texts, strict=True)
     return [np.nan if to is None else scorer.score(to, text)["rougeL"].fmeasure for to, text in pairs]

@@ -1,11 +1,11 @@
-"""The translation task's constraint: the numerals of the source stand as digits in the translation.
+"""The constraint of the translation task: numerals of the source are digits in the translation (appendix A.2).
 
 What counts in the source:
 
 - *one* to *nine* as whole words in any case: at a sentence's start (*Two men*), in capitals, *one* as a pronoun;
 - hyphenated before another word (*five-year plan*, *two-thirds*), but not as the unit of a larger number
   (*twenty-one* is 21, not a one);
-- a numeral said twice needs its digit once. A source without numerals asks for nothing and is satisfied.
+- a numeral that occurs twice needs its digit once. A source without numerals is always satisfied.
 
 What counts in the translation is the digit as a whole number. The 2 of ``12``, ``2.5``, ``2,5``, ``1/2``, ``2:30``,
 ``2 000``, ``2e`` or ``A2`` is not a 2. Those of ``2.`` and ``2,`` before a space or at the end, of ``(2)``, ``2-3``,
@@ -24,7 +24,7 @@ from cdpg.sandbox.functions import text_check
 NUMERALS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """The numerals that the constraint looks for, in the order of their digits."""
 PLACEHOLDER = "NUM"
-"""What masked text has in place of a number from one to nine: one word for any tokenizer."""
+"""Replaces a number from one to nine in masked text; one word for any tokenizer."""
 
 _DIGITS = {word: place + 1 for place, word in enumerate(NUMERALS)}
 _SINGLE = {str(digit): digit for digit in _DIGITS.values()}
@@ -32,9 +32,9 @@ _TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
 _IN_SOURCE = re.compile(
     rf"(?<!\w)(?:(?:{_TENS})[-\u2010\u2011\u2013](?:{'|'.join(NUMERALS)})|({'|'.join(NUMERALS)}))(?!\w)", re.IGNORECASE
 )
-# Everything that belongs to one number: letters and digits that touch it, what follows a point, comma, slash or colon
-# (decimals, fractions, hours), and three digits after a blank or an apostrophe (thousands). It starts only where a
-# word starts, so that a long run of letters is read once.
+# A whole number: adjacent letters and digits, what follows a point, comma, slash or colon (decimals, fractions, hours),
+# and three digits after a blank or an apostrophe (thousands). It starts only at the start of a word, so that a long
+# run of letters is read once.
 _NUMBER = re.compile(
     r"(?:(?<![\w.,])[.,](?=\d)|(?<!\w))\w*\d\w*(?:[.,/:\u2044]\d\w*|[ \u00a0\u202f\u2009'\u2019]\d{3}(?!\w))*"
 )
@@ -55,8 +55,8 @@ def digits_of(text: str) -> frozenset[int]:
 def mask_numbers(text: str) -> str:
     """A French text with *un*, *une*, *deux* … *neuf* and 1 … 9 replaced by one placeholder.
 
-    BLEU of masked texts compares translations whatever the spelling of their numbers. Articles *un*, *une* are
-    masked too, on both sides alike.
+    BLEU of masked texts does not depend on the spelling of numbers. The articles *un*, *une* are masked too, in output
+    and reference alike.
     """
     masked = _NUMBER.sub(lambda match: PLACEHOLDER if match[0] in _SINGLE else match[0], text)
     return _FRENCH.sub(PLACEHOLDER, masked)
@@ -64,9 +64,9 @@ def mask_numbers(text: str) -> str:
 
 @text_check(columns=("source",))
 def numerals_as_digits(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[bool]:
-    """b(x, c) = 1 if every numeral of the source stands as a digit in the translation.
+    """b(x, c) = 1 if every numeral of the source occurs as a digit in the translation.
 
-    The source sentence is that of the ``source`` column if there is one, else the prompt: a task prefix such as
+    The source is the ``source`` column if there is one, else the prompt; a prefix such as
     "translate English to French: " has no numeral and does not matter.
     """
     sources = sources_of(prompts, completions, kwargs)

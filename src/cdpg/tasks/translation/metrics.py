@@ -20,7 +20,7 @@ _ORDER = 4
 
 @dataclass(frozen=True)
 class TranslationMeasure:
-    """BLEU is of the contexts that have a reference; where none has, only Distinct-2 is measured."""
+    """BLEU of the contexts that have a reference, and Distinct-2 of all."""
 
     beams: int = 4
 
@@ -43,9 +43,9 @@ class TranslationMeasure:
 def bleu_statistic(
     outputs: Sequence[Sequence[str]], references: Sequence[str | None], prepare: Callable[[str], str]
 ) -> Statistic:
-    """Corpus BLEU as a function of summed n-gram counts: matches and totals of each order, both lengths.
+    """Corpus BLEU as a function of summed n-gram counts: matches and totals of each order, and both lengths.
 
-    A context without a reference adds nothing to any sum.
+    A context without a reference adds nothing to the sums.
     """
     bleu = _sacrebleu().BLEU(max_ngram_order=_ORDER, effective_order=True)
     terms = np.zeros((len(references), 2 * _ORDER + 2))
@@ -58,7 +58,7 @@ def bleu_statistic(
 
 
 def _bleu(sums: Array) -> Array:
-    """sacreBLEU's own formula on ``[..., 2·order + 2]`` sums; NaN where there was no reference."""
+    """sacreBLEU's formula on ``[..., 2·order + 2]`` sums; NaN if there is no reference."""
     compute = _sacrebleu().BLEU.compute_bleu
     flat = sums.reshape(-1, sums.shape[-1])
     values = []
