@@ -226,7 +226,7 @@ def test_stock_callbacks_live_without_evaluations(tmp_path: Path, capsys: pytest
 def test_early_stopping_remembers_the_best_of_before_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {0: 0.2, 1: 0.9, 2: 0.9, 3: 0.5, 4: 0.95}
 
-    def along(self: RunEvaluations, epoch: int, tell: Any) -> dict[str, Any]:
+    def along(self: RunEvaluations, epoch: int, check_stop: Any) -> dict[str, Any]:
         return {"epoch": epoch, "metrics": {"satisfaction": {"mean": found[epoch]}}}
 
     monkeypatch.setattr(RunEvaluations, "after_epoch", along)

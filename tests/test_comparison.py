@@ -12,7 +12,7 @@ from cdpg.evaluation.measures import TextMeasure
 from cdpg.jobs import comparison
 from cdpg.jobs.comparison import ComparisonRun, compare, comparison_runs
 from cdpg.jobs.job import Inputs, Job
-from cdpg.system.signals import GentleStop
+from cdpg.system.signals import StopSignal
 from report_runs import write_lines
 
 SATISFACTION = {"cdpg-seed0": 0.25, "cdpg-seed1": 0.75, "dpg-seed0": None, "dpg-seed1": 0.5}
@@ -68,7 +68,7 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(comparison, "load_model", lambda path, settings: path)
     monkeypatch.setattr(comparison, "_evaluated", evaluated)
     inputs = Inputs([], [], lambda prompts, completions: [], TextMeasure(), None)  # nothing is evaluated
-    assert compare(job_in(tmp_path), inputs, runs, None, GentleStop()) is not None
+    assert compare(job_in(tmp_path), inputs, runs, None, StopSignal()) is not None
     return loaded
 
 

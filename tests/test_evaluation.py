@@ -486,7 +486,7 @@ def test_a_sample_whose_check_failed_is_in_no_mean_over_samples(tmp_path: Path) 
 
     config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=40, device="cpu")
     trainer = CDPGTrainer(tabular(seed=5), check, config, contexts_of(3), contexts_of(3), measure=LettersB())
-    found = trainer.evaluator.evaluate({}, {}, lambda text: None)
+    found = trainer.evaluator.evaluate({}, {})
     assert found is not None
     assert "b" in "".join(text for row in found.outcomes["base"].texts for text in row)
     metrics = found.metrics()["base"]
@@ -521,7 +521,7 @@ def test_references_may_be_missing_anywhere(tmp_path: Path, without: range) -> N
     ][:70]
     config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=3, device="cpu")
     trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts, measure=Compared())
-    found = trainer.evaluator.evaluate({}, {}, lambda text: None)
+    found = trainer.evaluator.evaluate({}, {})
     assert found is not None
     result = found.to_mapping({"base": "base"})
     notice = f"{len(without)} of 70 contexts have no reference, and do not count in bleu, bleu_masked, rouge_l"
@@ -543,7 +543,7 @@ def test_an_outcome_keeps_no_log_probabilities_of_tokens(tmp_path: Path) -> None
         device="cpu",
     )  # fmt: skip
     trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts_of(3))
-    (block,) = trainer.evaluator.outcome("tuned", trainer.policy, lambda text: None).blocks
+    (block,) = trainer.evaluator.outcome("tuned", trainer.policy).blocks
     for tensor in (block.token_log_a, block.samples.token_log_q):
         assert tensor.shape == block.samples.tokens.shape
         assert tensor.untyped_storage().nbytes() == 8

@@ -112,7 +112,7 @@ def log_probs(model: TabularModel, texts: list[tuple[str, ...]]) -> Tensor:
 
 def test_softly_satisfying_samples_of_others_are_scored_for_the_pool(tmp_path: Path) -> None:
     made, other = trainer(tmp_path, evaluation_samples=12), tabular(SEED + 1)
-    found = made.evaluator.evaluate({"tuned": lambda: other}, {}, lambda text: None)
+    found = made.evaluator.evaluate({"tuned": lambda: other}, {})
     assert found is not None
     expected: dict[str, list[float]] = {"base": [], "tuned": []}
     texts = {name: found.outcomes[name].texts for name in ("base", "tuned")}
@@ -140,7 +140,7 @@ def test_several_processes_evaluate_as_one_does(tmp_path: Path) -> None:
         side_by_side(
             count,
             lambda processes: replace(trainer(tmp_path, evaluation_samples=12).evaluator, processes=processes).evaluate(
-                {"tuned": lambda: tabular(SEED + 1)}, {}, lambda text: None
+                {"tuned": lambda: tabular(SEED + 1)}, {}
             ),
         )
         for count in (1, 2)
@@ -169,7 +169,7 @@ class Words:
 def test_blocks_have_numbers_of_their_own_and_none_of_training(tmp_path: Path) -> None:
     held_out = [MANY[place % 64] for place in range(128)]
     made = trainer(tmp_path, held_out=held_out, evaluation_samples=4)
-    texts = made.evaluator.outcome("tuned", made.policy, lambda text: None).texts
+    texts = made.evaluator.outcome("tuned", made.policy).texts
     assert len(texts) == 128
     assert all(len(row) == 4 for row in texts)
     assert texts[:64] != texts[64:]
@@ -191,7 +191,7 @@ def test_counts_are_over_all_blocks(tmp_path: Path) -> None:
         return [None] * len(texts)
 
     held_out = replace(made.evaluator, read=read)  # type: ignore[arg-type]
-    outcome = held_out.outcome("tuned", made.policy, lambda text: None)
+    outcome = held_out.outcome("tuned", made.policy)
     texts = [text for row in outcome.texts for text in row]
     assert len(texts) == 350
     assert outcome.measured.frequencies["text"] == Counter(texts)
@@ -212,7 +212,7 @@ def test_the_check_of_a_beam_may_fail(tmp_path: Path) -> None:
         return [math.nan if pair == failing else 1.0 for pair in zip(prompts, completions, strict=True)]
 
     made = trainer(tmp_path, check, evaluation_samples=2, measure=TextMeasure(beams=2))
-    found = made.evaluator.evaluate({}, {}, lambda text: None)
+    found = made.evaluator.evaluate({}, {})
     assert found is not None
     assert found.outcomes["base"].beams == tuple(beams)
     shown = found.outcomes["base"].shown_ids
@@ -235,7 +235,7 @@ def test_what_is_known_of_a_policy_is_forgotten_when_its_weights_change(tmp_path
     with torch.no_grad():
         made.policy.table[:, :, 1] += 3.0  # type: ignore[attr-defined]
     assert satisfaction(3) > first + 0.1
-    final = evaluations.at_end(lambda text: None)
+    final = evaluations.at_end()
     assert final is not None
     assert final.metrics()["tuned"]["satisfaction"]["mean"] > first + 0.1
 

@@ -326,7 +326,7 @@ def test_before_the_first_step_a_failed_epoch_is_undone_and_saved(steps: int, mo
 
 def test_the_events_around_each_step_that_is_taken() -> None:
     events: list[str] = []
-    updater = replace(make_updater(table(0), method("cdpg"), batch_size=6), notify=events.append)
+    updater = replace(make_updater(table(0), method("cdpg"), batch_size=6), call_callbacks=events.append)
     steps = updater.update(make_epoch()).steps
     assert steps > 1
     assert events == ["on_pre_optimizer_step", "on_optimizer_step"] * steps

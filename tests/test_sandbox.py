@@ -685,7 +685,7 @@ class Misread:
 def test_an_evaluation_leaves_out_and_counts_what_could_not_be_measured(tmp_path: Path) -> None:
     made = trainer(tmp_path, naughty.constraint, held_out=True, measure=Misread(), evaluation_samples=12)
     with contextlib.closing(made.evaluator):
-        found = made.evaluator.evaluate({}, {}, lambda text: None)
+        found = made.evaluator.evaluate({}, {})
     assert found is not None
     texts = [text for row in found.outcomes["base"].texts for text in row]
     died = sum(text.startswith("a") for text in texts)

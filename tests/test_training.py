@@ -36,7 +36,8 @@ from cdpg.evaluation.measures import TextMeasure
 from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.system.signals import GentleStop
+from cdpg.system.signals import StopSignal
+from cdpg.system.stopping import StopCheck
 from cdpg.system.trackers import TRACKERS
 from cdpg.target.target import log_target
 from cdpg.tasks.code.constraint import FunctionEnd
@@ -121,7 +122,7 @@ def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, me
         return [0.0 if next(calls) >= 24 else 1.0 for _ in completions]
 
     trainer = tabular_trainer(tmp_path, first_epoch_only, method=method, epochs=2, batch_size=8)
-    trainer._begin(None, _Quiet(), GentleStop())
+    trainer._begin(None, _Quiet(), StopCheck(StopSignal(), trainer.processes, ""))
     first = trainer._epoch(1)
     assert first["steps"] == 3
     before = weights(trainer)
@@ -135,7 +136,7 @@ def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, me
 
 
 class _Quiet:
-    def note(self, message: str) -> None:
+    def working(self, message: str) -> None:
         """Nobody looks."""
 
 
@@ -503,7 +504,7 @@ def test_two_trainers_share_no_state(tmp_path: Path) -> None:
     alone.train()
     first, other = tabular_trainer(tmp_path / "a", method="dpg"), tabular_trainer(tmp_path / "b", method="dpg", seed=9)
     (tmp_path / "a").mkdir()
-    first._begin(None, _Quiet(), GentleStop())
+    first._begin(None, _Quiet(), StopCheck(StopSignal(), first.processes, ""))
     first._epoch(1)
     other.train()
     for number in (2, 3, 4):
@@ -608,7 +609,7 @@ def test_stock_callbacks_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_early_stopping_looks_at_held_out_satisfaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([0.2, 0.4, 0.3, 0.5, 0.5, 0.45, 0.9])
 
-    def along(self: RunEvaluations, epoch: int, tell: Any) -> dict[str, Any]:
+    def along(self: RunEvaluations, epoch: int, check_stop: Any) -> dict[str, Any]:
         return {"epoch": epoch, "metrics": {"satisfaction": {"mean": next(found)}}}
 
     monkeypatch.setattr(RunEvaluations, "after_epoch", along)

@@ -288,10 +288,10 @@ def test_trouble_with_an_evaluation_costs_no_epoch(tmp_path: Path, monkeypatch: 
     make(tmp_path / "whole", **options).train()
     along = RunEvaluations.after_epoch
 
-    def troubled(self: RunEvaluations, epoch: int, tell: Any) -> Any:
+    def troubled(self: RunEvaluations, epoch: int, check_stop: Any) -> Any:
         if epoch == 3:
             raise Trouble
-        return along(self, epoch, tell)
+        return along(self, epoch, check_stop)
 
     monkeypatch.setattr(RunEvaluations, "after_epoch", troubled)
     with pytest.raises(Trouble):
@@ -383,10 +383,10 @@ def test_a_signal_puts_an_evaluation_off_until_the_run_is_resumed(
     make(tmp_path / "whole", **options).train()
     along = RunEvaluations.after_epoch
 
-    def signalled(self: RunEvaluations, epoch: int, tell: Any) -> Any:
+    def signalled(self: RunEvaluations, epoch: int, check_stop: Any) -> Any:
         if epoch in (0, 2):
             os.kill(os.getpid(), signal.SIGTERM)
-        return along(self, epoch, tell)
+        return along(self, epoch, check_stop)
 
     monkeypatch.setattr(RunEvaluations, "after_epoch", signalled)
     with pytest.raises(Interrupted, match="stopped before the first epoch"):

@@ -16,7 +16,7 @@ import tiny
 import warm
 from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.system.signals import GentleStop
+from cdpg.system.signals import StopSignal
 
 CHECKS = """
 import time
@@ -128,11 +128,11 @@ def test_runs_side_by_side_end_together_and_are_resumed_together(workplace: Path
 
 
 def test_one_within_another_hears_and_leaves_what_was_heard() -> None:
-    with GentleStop() as outer:
-        with GentleStop() as inner:
+    with StopSignal() as outer:
+        with StopSignal() as inner:
             os.kill(os.getpid(), signal.SIGHUP)
         assert inner.received == outer.received == signal.SIGHUP
-        with GentleStop() as later:
+        with StopSignal() as later:
             assert later.received == signal.SIGHUP
     interruption = outer.interruption("here", "so")
     assert str(interruption) == "here; continue with: so"
@@ -142,7 +142,7 @@ def test_one_within_another_hears_and_leaves_what_was_heard() -> None:
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with GentleStop() as stop:
+        with StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
         assert stop.received is None
     finally:

@@ -35,20 +35,20 @@ def _status(command: Callable[[], Any]) -> int:
     try:
         command()
     except CDPGError as error:
-        _tell([f"cdpg: {plain_text(str(error), limit=4000)}"])
+        _print_lines([f"cdpg: {plain_text(str(error), limit=4000)}"])
         return error.exit_status
     except KeyboardInterrupt:
-        _tell(["cdpg: interrupted"])
+        _print_lines(["cdpg: interrupted"])
         return 130
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    except Exception as error:  # a fault of the program: told in full, but nothing in it may steer the terminal
-        _tell([plain_text(line, limit=2000) for line in "".join(traceback.format_exception(error)).splitlines()])
+    except Exception as error:  # a fault of the program: shown in full, but nothing in it may steer the terminal
+        _print_lines([plain_text(line, limit=2000) for line in "".join(traceback.format_exception(error)).splitlines()])
         return 1
     return 0
 
 
-def _tell(lines: list[str]) -> None:
+def _print_lines(lines: list[str]) -> None:
     console = Console(stderr=True)
     with contextlib.suppress(OSError):  # the terminal may be closed, and the status still counts
         for line in lines:

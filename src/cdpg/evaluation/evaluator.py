@@ -27,6 +27,7 @@ from cdpg.evaluation.plan import BLOCK
 from cdpg.evaluation.results import BASE, Evaluation
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.messages.notices import shows_notices
+from cdpg.messages.progress import Progress, SilentProgress
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.models.beams import beam_search
 from cdpg.models.loading import load_base
@@ -37,9 +38,7 @@ from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.sandbox.reader import Reader
 from cdpg.system.distributed import Processes, make_accelerator, processes_here
-
-Tell = Callable[[str], None]
-"""Hears how far an evaluation has come."""
+from cdpg.system.stopping import never_stop
 
 
 @dataclass(frozen=True)
@@ -122,24 +121,28 @@ class Evaluator:
         self,
         models: Mapping[str, Callable[[], LanguageModel]],
         about: Mapping[str, Any],
-        tell: Tell,
         limit: int | None = None,
         known: EvaluationCache | None = None,
+        progress: Progress | None = None,
+        check_stop: Callable[[], None] = never_stop,
     ) -> Evaluation | None:
         """The base and some models, each loaded when it is needed, on the first ``limit`` contexts or all.
 
         Every model is asked twice: for samples of its own, and for the probabilities of the others' samples; what is
         ``known`` of a block of contexts already is not asked again. Every process takes part in the work; only the
         main one measures, so that it alone has an evaluation, and the others None.
+        ``check_stop`` is called by all of them, before every block of contexts and every model's scores.
         """
-        known = EvaluationCache() if known is None else known
-        outcomes = {BASE: self.outcome(BASE, self.base, tell, limit, known)}
+        known, progress = EvaluationCache() if known is None else known, progress or SilentProgress()
+        how = (limit, known, progress, check_stop)
+        outcomes = {BASE: self.outcome(BASE, self.base, *how)}
         for name, load in models.items():
-            outcomes[name] = self.outcome(name, load(), tell, limit, known)
+            outcomes[name] = self.outcome(name, load(), *how)
         scores: dict[tuple[str, str], Tensor] = {}
         for name, load in models.items():
             model = load()
-            tell(f"comparing: what {name} makes of the others' samples")
+            check_stop()
+            progress.working(f"comparing: what {name} makes of the others' samples")
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(name, model, source, outcome, known)
@@ -155,18 +158,21 @@ class Evaluator:
         self,
         name: str,
         model: LanguageModel,
-        tell: Tell,
         limit: int | None = None,
         known: EvaluationCache | None = None,
+        progress: Progress | None = None,
+        check_stop: Callable[[], None] = never_stop,
     ) -> Outcome:
         """Samples, beams and, on the main process, measurements of one model; ``base`` is the name of the base."""
-        known, is_base = EvaluationCache() if known is None else known, name == BASE
+        known, progress = EvaluationCache() if known is None else known, progress or SilentProgress()
+        is_base = name == BASE
         contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
         sampler = Sampler(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
         parts: list[_Part] = []
         for number, start in enumerate(range(0, len(contexts), BLOCK)):
-            tell(f"evaluating {name}: {start} of {len(contexts)} contexts")
+            check_stop()
+            progress.working(f"evaluating {name}: {start} of {len(contexts)} contexts")
             block = slice(start, start + BLOCK)
             key = name, number, len(contexts[block])
             if key not in known.parts:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cdpg.evaluation.catalogue import POOLED
-from cdpg.evaluation.evaluator import EvaluationCache, Evaluator, Tell
+from cdpg.evaluation.evaluator import EvaluationCache, Evaluator
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
 from cdpg.evaluation.unseen import TUNED_ON
+from cdpg.messages.progress import Progress
 from cdpg.models.base import LanguageModel
 from cdpg.models.transformer import digest
+from cdpg.system.stopping import never_stop
 
 
 class RunEvaluations:
@@ -23,7 +25,7 @@ class RunEvaluations:
         self.seconds_per_context: float | None = None
         """What the last evaluation along the way took; None before the first."""
 
-    def after_epoch(self, epoch: int, tell: Tell = lambda text: None) -> dict[str, Any]:
+    def after_epoch(self, epoch: int, check_stop: Callable[[], None] = never_stop) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
 
         The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its
@@ -32,7 +34,7 @@ class RunEvaluations:
         started, config = time.perf_counter(), self._evaluator.config
         limit, contexts = config.evaluation_contexts, len(self._evaluator.contexts[: config.evaluation_contexts])
         models = {TUNED: lambda: self._policy} if epoch else {}
-        found = self._evaluator.evaluate(models, {}, tell, limit, self._up_to_date())
+        found = self._evaluator.evaluate(models, {}, limit, self._up_to_date(), check_stop=check_stop)
         seconds = time.perf_counter() - started
         self.seconds_per_context = seconds / contexts
         metrics: dict[str, dict[str, Any]] = {BASE: {}, TUNED: {}}
@@ -50,13 +52,16 @@ class RunEvaluations:
         }
         return self._evaluator.processes.from_main(record)
 
-    def at_end(self, tell: Tell) -> Evaluation | None:
+    def at_end(
+        self, progress: Progress | None = None, check_stop: Callable[[], None] = never_stop
+    ) -> Evaluation | None:
         """The base and the tuned model, as it is in memory, on all contexts; None but on the main process.
 
         Contexts that were evaluated after the last epoch, in whole blocks, are not evaluated again.
         """
         about = {**self._about, "of_saved_model": False}
-        return self._evaluator.evaluate({TUNED: lambda: self._policy}, about, tell, known=self._up_to_date())
+        known = self._up_to_date()
+        return self._evaluator.evaluate({TUNED: lambda: self._policy}, about, None, known, progress, check_stop)
 
     def _up_to_date(self) -> EvaluationCache:
         """What is known of the base, and of the policy unless its weights have changed since, by whomever."""

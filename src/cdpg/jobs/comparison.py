@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cdpg.errors import RunError, UserError
 from cdpg.evaluation.evaluator import Evaluator
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
 from cdpg.jobs.job import Inputs, Job
+from cdpg.messages.progress import LineProgress, SilentProgress
 from cdpg.messages.terms import term
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
@@ -26,11 +28,12 @@ from cdpg.models.transformer import TransformerModel
 from cdpg.storage import overwriting, schedule
 from cdpg.storage.evaluations import write_evaluation
 from cdpg.storage.json_files import mapping, read_json, write_json, write_yaml
-from cdpg.storage.provenance import how_to_resume, raise_if_stopped, versions
+from cdpg.storage.provenance import how_to_resume, versions
 from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.system.distributed import processes_in_all
 from cdpg.system.files import refuse_links
-from cdpg.system.signals import GentleStop
+from cdpg.system.signals import StopSignal
+from cdpg.system.stopping import StopCheck
 from cdpg.training.trainer import CDPGTrainer
 
 _log = logging.getLogger(__name__)
@@ -114,7 +117,7 @@ def carry_out(
 ) -> dict[str, Any] | None:
     """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
     _warn_of_replaced(Path(job.settings.output_dir) / FILE, runs)
-    with GentleStop() as stop:
+    with StopSignal() as stop:
         if jobs > 1:
             train_side_by_side(runs, jobs, command, resume, stop)
         else:
@@ -150,7 +153,7 @@ def train_side_by_side(
     jobs: int,
     command: str | None,
     resume: bool,
-    stop: GentleStop,
+    stop: StopSignal,
 ) -> None:
     """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
 
@@ -208,7 +211,7 @@ def compare(
     inputs: Inputs,
     runs: Sequence[ComparisonRun],
     command: str | None,
-    stop: GentleStop,
+    stop: StopSignal,
 ) -> dict[str, Any] | None:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
 
@@ -245,7 +248,7 @@ def evaluate_model(
     evaluator = make_evaluator(job, inputs, tuned_on)
     loaded = load_model(model, job.settings)
     _require_same_tokens(model, loaded, job.model, evaluator)
-    found = _evaluated(evaluator, {TUNED: lambda: loaded}, job.task, command, GentleStop())
+    found = _evaluated(evaluator, {TUNED: lambda: loaded}, job.task, command, StopSignal())
     if found is None:
         return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
@@ -271,19 +274,16 @@ def _evaluated(
     models: Mapping[str, Callable[[], LanguageModel]],
     task: str | None,
     command: str | None,
-    stop: GentleStop,
+    stop: StopSignal,
 ) -> Evaluation | None:
-    """Saved models on the held-out contexts, on the main process; a signal that ``stop`` has heard ends it in all."""
+    """Saved models on the held-out contexts, on the main process; a signal that ``stop`` received ends it in all."""
     processes = evaluator.processes
-
-    def heed_and_tell(text: str) -> None:
-        raise_if_stopped(stop, processes, "stopped before the evaluation was done", command)
-        if processes.is_main:
-            _log.info(text)
-
+    check = StopCheck(stop, processes, how_to_resume(command))
+    check_stop = partial(check.raise_if_stopped, "stopped before the evaluation was done")
+    progress = LineProgress() if processes.is_main else SilentProgress()
     about = {"task": task, "command": command, "versions": versions(), "of_saved_model": True}
     with closing(evaluator):
-        return evaluator.evaluate(models, about, heed_and_tell)
+        return evaluator.evaluate(models, about, progress=progress, check_stop=check_stop)
 
 
 def _warn(notices: Sequence[str]) -> None:

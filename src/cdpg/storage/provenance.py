@@ -22,8 +22,6 @@ from cdpg.errors import UserError
 from cdpg.models.base import Prompt
 from cdpg.models.transformer import digest
 from cdpg.storage.schedule import rate_changes
-from cdpg.system.distributed import Processes
-from cdpg.system.signals import GentleStop
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
 _FREE = frozenset(
@@ -189,12 +187,6 @@ def _changed(keys: frozenset[str], then: CDPGConfig, config: CDPGConfig) -> list
         for key in sorted(keys)
         if getattr(then, key) != getattr(config, key)
     ]
-
-
-def raise_if_stopped(stop: GentleStop, processes: Processes, situation: str, command: str | None) -> None:
-    """End here, in all processes, if a signal has come to any: what ``command`` started can be resumed."""
-    if processes.any(stop.received is not None):
-        raise stop.interruption(situation, how_to_resume(command))
 
 
 def how_to_resume(command: str | None) -> str:

@@ -17,18 +17,18 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a scheduler, a terminal that is closed."""
 
 
-class GentleStop:
+class StopSignal:
     """While active, remembers the signal that asked the run to end; does nothing outside the main thread.
 
-    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. One within another hears what the
-    other has heard, and leaves to it what it hears.
+    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. One within another
+    starts with what the other has received, and passes on to it what it receives.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> GentleStop:
+    def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in _CAUGHT:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -45,9 +45,9 @@ class GentleStop:
         for outer in self._outer():
             outer.received = outer.received or self.received
 
-    def _outer(self) -> set[GentleStop]:
+    def _outer(self) -> set[StopSignal]:
         owners = (getattr(handler, "__self__", None) for handler in self._previous.values())
-        return {owner for owner in owners if isinstance(owner, GentleStop)}
+        return {owner for owner in owners if isinstance(owner, StopSignal)}
 
     def interruption(self, situation: str, how_to_resume: str) -> Interrupted:
         """What to raise to stop the run; the signal may have come to another process."""
@@ -57,11 +57,11 @@ class GentleStop:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is None:
-            _tell(_NOTICE)
+            _write(_NOTICE)
         self.received = number
 
 
-def _tell(text: str) -> None:
+def _write(text: str) -> None:
     # Straight to the descriptor: a handler may run in the midst of a write to the stream.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), text.encode("ascii"))

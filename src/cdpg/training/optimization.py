@@ -95,8 +95,8 @@ class Updater:
     parameters: Sequence[nn.Parameter]
     config: CDPGConfig
     processes: Processes
-    notify: Callable[[str], None] = lambda event: None
-    """Told ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
+    call_callbacks: Callable[[str], None] = lambda event: None
+    """Called with ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
 
     def update(self, rollout: Rollout, rescue: Callable[[], None] = lambda: None) -> StepSummary:
         """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
@@ -158,10 +158,10 @@ class Updater:
 
     def _step(self) -> bool:
         """Take it; whether all parameters are finite after it."""
-        self.notify("on_pre_optimizer_step")
+        self.call_callbacks("on_pre_optimizer_step")
         with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (lora_rank)"):
             self.optimizer.step()
-        self.notify("on_optimizer_step")
+        self.call_callbacks("on_optimizer_step")
         return bool(nn.utils.get_total_norm([p.detach() for p in self.parameters]).isfinite())
 
     def _memory(self) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import io
 import math
 import time
@@ -102,6 +103,10 @@ class Progress:
             self._write(text)
             self._stage_at = now
 
+    def prefixed(self, prefix: str) -> StageProgress:
+        """The progress of a part of the run, whose messages begin with ``prefix``."""
+        return StageProgress(self, prefix)
+
     def stage(self, message: str) -> None:
         """Show what a run has come to after its last epoch; never left out."""
         self._stage_at = -math.inf
@@ -123,6 +128,17 @@ class Progress:
         with contextlib.suppress(OSError, ValueError):
             self._console.file.write(line + "\n")
             self._console.file.flush()
+
+
+@dataclasses.dataclass(frozen=True)
+class StageProgress:
+    """The progress of a part of a run."""
+
+    whole: Progress
+    prefix: str
+
+    def working(self, message: str) -> None:
+        self.whole.working(self.prefix + message)
 
 
 def outlook(

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from cdpg.evaluation.plan import final_contexts
 from cdpg.evaluation.results import BASE, TUNED
 from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.messages.notices import shows_notices
+from cdpg.messages.progress import Progress as SimpleProgress
 from cdpg.messages.text import duration
 from cdpg.methods import make_objective
 from cdpg.models.base import LanguageModel
@@ -40,10 +42,12 @@ from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.storage.evaluations import write_evaluation
 from cdpg.storage.hub import push_folder
 from cdpg.storage.journal import Journal
+from cdpg.storage.provenance import how_to_resume
 from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system.distributed import Processes, make_accelerator, processes_here, tracker_config
-from cdpg.system.signals import GentleStop
+from cdpg.system.signals import StopSignal
+from cdpg.system.stopping import StopCheck, never_stop
 from cdpg.system.threads import CoreWatch
 from cdpg.training.callbacks import Callbacks, TakesCallbacks, evaluation_logs, history
 from cdpg.training.failures import FailureLog
@@ -152,9 +156,10 @@ class CDPGTrainer(TakesCallbacks):
         with (
             self.folder if main else nullcontext(),  # the other processes write nothing
             closing(self.evaluator),
-            GentleStop() as stop,
+            StopSignal() as signal,
             Progress(self.args.epochs, silent=not main, seconds_left=self._seconds_left) as progress,
         ):
+            stop = StopCheck(signal, self.processes, how_to_resume(self._origin["command"]))
             done = self._begin(resume_from_checkpoint, progress, stop)
             record = self._epochs(done, progress, stop)
             self._callbacks.call("on_train_end")
@@ -163,15 +168,11 @@ class CDPGTrainer(TakesCallbacks):
                 self.save_model()
                 self._notices.of_end(self.folder.metrics)
             if self.eval_contexts and self.args.evaluate_at_end:
-
-                def tell(text: str) -> None:
-                    self._raise_if_stopped(stop, "stopped before the evaluation was done")
-                    progress.working(f"final evaluation: {text}")
-
                 contexts = final_contexts(self.args, len(self.eval_contexts))
                 seconds = contexts * self._context_seconds(record.get("seconds", 0.0))
                 progress.stage("final evaluation" + (f", about {duration(seconds)}" if seconds >= 1 else ""))
-                found = self._evaluate_all(tell)
+                check_stop = partial(stop.raise_if_stopped, "stopped before the evaluation was done")
+                found = self._evaluate_all(progress.prefixed("final evaluation: "), check_stop)
                 log_all(found.get("notices", ()))
                 self._notices.of_memory()
             self.processes.wait()
@@ -179,7 +180,7 @@ class CDPGTrainer(TakesCallbacks):
             self.processes.accelerator.end_training()
         return record or self._journal.last("metrics")
 
-    def _epochs(self, done: int, progress: Progress, stop: GentleStop) -> dict[str, Any]:
+    def _epochs(self, done: int, progress: Progress, stop: StopCheck) -> dict[str, Any]:
         """Every epoch after the first ``done``; the metrics of the last, or nothing."""
         record: dict[str, Any] = {}
         nonfinite_epochs = 0
@@ -195,7 +196,7 @@ class CDPGTrainer(TakesCallbacks):
             evaluated = self._evaluate_if(self.args.evaluates_after(number), number, progress, stop)
             nonfinite_epochs = nonfinite_epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
             hopeless = nonfinite_epochs == _NONFINITE_LIMIT
-            signalled = self.processes.any(stop.received is not None)
+            signalled = stop.is_stopped()
             due = hopeless or signalled or number % self.args.save_every == 0 or number == self.args.epochs
             saved = self._save_if(due, number)
             self._callbacks.call("on_epoch_end")
@@ -209,27 +210,30 @@ class CDPGTrainer(TakesCallbacks):
                     f"last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
                 )
             if signalled:  # asked once: for a signal that came since, nothing is saved yet
-                self._raise_if_stopped(stop, f"stopped after epoch {number}, a checkpoint is written")
+                stop.raise_if_stopped(f"stopped after epoch {number}, a checkpoint is written")
             if self.processes.any(self._callbacks.control.should_training_stop):
                 break
         return record
 
     @shows_notices
-    def evaluate(self, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
+    def evaluate(self, progress: SimpleProgress | None = None) -> dict[str, Any]:
         """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
 
-        ``tell`` hears how far it has come, and callbacks of the tuned model's means (``on_log``, ``on_evaluate``).
+        ``progress`` shows how far it has come. Callbacks are given the tuned model's means (``on_log``,
+        ``on_evaluate``).
         """
-        found = self._evaluate_all(tell or (lambda text: None))
+        found = self._evaluate_all(progress)
         means = self.processes.from_main(evaluation_logs({"metrics": found.get(TUNED, {})}))
         self._callbacks.evaluated(means, may_be_best=False)
         return found
 
-    def _evaluate_all(self, tell: Callable[[str], None]) -> dict[str, Any]:
+    def _evaluate_all(
+        self, progress: SimpleProgress | None = None, check_stop: Callable[[], None] = never_stop
+    ) -> dict[str, Any]:
         if not self.eval_contexts:
             raise UserError("there is nothing to evaluate on: pass eval_dataset")
         with closing(self.evaluator):
-            found = self._evaluations.at_end(tell)
+            found = self._evaluations.at_end(progress, check_stop)
         if found is None:  # not the main process
             return {}
         return write_evaluation(self.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
@@ -311,10 +315,7 @@ class CDPGTrainer(TakesCallbacks):
         """To evaluate a context: as the last evaluation took, else by the seconds of an epoch."""
         return self._evaluations.seconds_per_context or guessed_context(self.args, epoch)
 
-    def _raise_if_stopped(self, stop: GentleStop, situation: str) -> None:
-        provenance.raise_if_stopped(stop, self.processes, situation, self._origin["command"])
-
-    def _evaluate_if(self, due: bool, number: int, progress: Progress, stop: GentleStop) -> bool:
+    def _evaluate_if(self, due: bool, number: int, progress: Progress, stop: StopCheck) -> bool:
         """Measure the policy on some contexts and log it, if it is due or a callback asks for it; whether it was done.
 
         A signal puts it off until the run is resumed.
@@ -328,7 +329,7 @@ class CDPGTrainer(TakesCallbacks):
                 raise UserError(
                     "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
                 )
-            record = self._evaluations.after_epoch(number, lambda text: self._raise_if_stopped(stop, text))
+            record = self._evaluations.after_epoch(number, partial(stop.raise_if_stopped, "put off"))
         except Interrupted:
             return False
         except Exception:
@@ -343,7 +344,7 @@ class CDPGTrainer(TakesCallbacks):
         self._callbacks.evaluated(means)
         return True
 
-    def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: GentleStop) -> int:
+    def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: StopCheck) -> int:
         """Set up the folder or continue from a checkpoint; the number of epochs done."""
         checkpoint = find_checkpoint(self.folder.checkpoints, resume) if resume else None
         if checkpoint is None and self._used:
@@ -361,13 +362,13 @@ class CDPGTrainer(TakesCallbacks):
         if self.args.report_to:
             self.processes.accelerator.init_trackers("cdpg", config=tracker_config(self.args))
         self.processes.wait()
-        self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+        stop.raise_if_stopped(f"stopped after epoch {done}" if done else "stopped before the first epoch")
         logged = history(self.folder.metrics, self.folder.evaluations) if self.processes.is_main else []
         self._callbacks.begin(self.args, done, self.processes.from_main(logged))
         last = self._journal.last("evaluations").get("epoch") if self.processes.is_main else done
         if self.processes.any(last != done):
             self._evaluate_if(self.args.evaluates_after(done), done, progress, stop)
-            self._raise_if_stopped(stop, f"stopped after epoch {done}" if done else "stopped before the first epoch")
+            stop.raise_if_stopped(f"stopped after epoch {done}" if done else "stopped before the first epoch")
         return done
 
     def _continue(self, checkpoint: Checkpoint) -> None:
