@@ -238,17 +238,34 @@ def test_the_end_of_a_run_without_verdicts_says_what_to_do(tmp_path: Path, kind:
     assert expected in str(problem)
 
 
-def test_nothing_applying_ends_a_run_unless_something_has_applied(tmp_path: Path) -> None:
-    nothing = SimpleNamespace(
-        number=1, failed=torch.zeros(2, 8, dtype=torch.bool), inapplicable=torch.ones(2, 8, dtype=torch.bool),
-        checks={}, failures={},
-    )  # fmt: skip
-    found = log(tmp_path)
-    problem = found.problem(nothing)  # type: ignore[arg-type]
+def test_nothing_applying_ends_a_run_in_its_first_epoch_alone(tmp_path: Path) -> None:
+    def nothing(number: int) -> Any:
+        return SimpleNamespace(
+            number=number, failed=torch.zeros(2, 8, dtype=torch.bool), checks={}, failures={},
+            inapplicable=torch.ones(2, 8, dtype=torch.bool),
+        )  # fmt: skip
+
+    problem = log(tmp_path).problem(nothing(1))
     assert isinstance(problem, UserError)
     assert str(problem).startswith("no constraint applies to any of the 16 samples of epoch 1: each returned None")
-    assert found.problem(epoch(0)) is None
-    assert found.problem(nothing) is None  # type: ignore[arg-type]
+    assert log(tmp_path).problem(nothing(2)) is None, "also the first epoch of a run that is continued"
+
+
+def test_a_later_epoch_to_which_nothing_applies_is_told_once_and_counted_at_the_end(
+    tmp_path: Path, notices: list[str]
+) -> None:
+    failures, metrics = log(tmp_path), JsonlFile(tmp_path / "metrics.jsonl")
+    for number, count in enumerate((0, 8, 16, 16), start=1):
+        record = {"epoch": number, "samples": 16, "not_applicable": count, "checks_failed": 0}
+        metrics.append(record)
+        failures.log(record)
+    failures.log_total(metrics.path)
+    assert notices == [
+        "epoch 2: no constraint applies to 8 samples, which were left out",
+        "epoch 3: no constraint applies to any of its 16 samples, so that nothing is learnt from it; the run goes on: "
+        "raise contexts_per_epoch, or leave out contexts to which none applies",
+        "in all, no constraint applies to 40 samples, among them all of 2 epochs, which were left out",
+    ]
 
 
 def test_each_kind_of_failure_is_noticed_once(tmp_path: Path, notices: list[str]) -> None:

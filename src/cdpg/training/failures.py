@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ _FEWEST = 100
 together with those before them."""
 
 
+_NONE_APPLIES = "none_applies"
+
+
 class FailureLog:
     """What is made of an epoch's failed checks; the same on every process, for it depends on joint counts alone."""
 
@@ -41,8 +44,6 @@ class FailureLog:
         self.file = JsonlFile(path)
         self._share, self._processes = share, processes
         self._reported: set[str] = set()
-        self._applied = False
-        """Whether a constraint applied to any sample so far."""
         self._counts: deque[tuple[int, int]] = deque()
 
     def append(self, rollout: Rollout) -> None:
@@ -57,8 +58,7 @@ class FailureLog:
 
     def problem(self, rollout: Rollout) -> CDPGError | None:
         """Why the run cannot go on with this epoch, or None if it can."""
-        self._applied = self._applied or not bool(rollout.inapplicable.all())
-        if not self._applied:
+        if rollout.number == 1 and bool(rollout.inapplicable.all()):  # a later one may have met such contexts by chance
             return UserError(
                 f"no constraint applies to any of the {rollout.inapplicable.numel():,} samples of epoch "
                 f"{rollout.number}: each returned None for all of them, so that there is nothing to learn from; return "
@@ -97,9 +97,16 @@ class FailureLog:
     def log(self, record: Mapping[str, Any]) -> None:
         """Say that checks failed, once for each kind."""
         kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
-        kinds |= {"not_applicable"} if record.get("not_applicable") else set()
-        if kinds - self._reported:
-            self._reported |= kinds
+        if record.get("not_applicable"):
+            kinds.add(_NONE_APPLIES if none_applies(record) else "not_applicable")
+        new, self._reported = kinds - self._reported, self._reported | kinds
+        if _NONE_APPLIES in new:
+            _log.warning(
+                f"epoch {record['epoch']}: no constraint applies to any of its {record['samples']:,} samples, so that "
+                "nothing is learnt from it; the run goes on: raise contexts_per_epoch, or leave out contexts to which "
+                "none applies"
+            )
+        elif new:
             _log.warning(f"epoch {record['epoch']}: {summary([record])}")
 
     def log_total(self, metrics: Path) -> None:
@@ -124,7 +131,12 @@ def _cure(rollout: Rollout) -> str:
     return ", or ".join([*mend, *dict.fromkeys(found)])
 
 
-def summary(records: Any) -> str:
+def none_applies(record: Mapping[str, Any]) -> bool:
+    """Whether no constraint applies to any sample of an epoch, by its line of ``metrics.jsonl``."""
+    return bool(record.get("not_applicable")) and record["not_applicable"] == record["samples"]
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> str:
     """``3 checks failed (timeout 2, died 1) …`` for lines of ``metrics.jsonl``; empty if there is nothing to say."""
     counts: Counter[str] = Counter()
     for record in records:
@@ -137,7 +149,9 @@ def summary(records: Any) -> str:
         kinds = _kinds(counts, "exhausted_")
         parts.append(f"{counts['exhausted']:,} texts exhausted a built-in check ({kinds}) and count as not satisfying")
     if counts["not_applicable"]:
-        parts.append(f"no constraint applies to {counts['not_applicable']:,} samples, which were left out")
+        idle = sum(map(none_applies, records))
+        whole = f", among them all of {idle:,} {'epoch' if idle == 1 else 'epochs'}" if idle else ""
+        parts.append(f"no constraint applies to {counts['not_applicable']:,} samples{whole}, which were left out")
     return "; ".join(parts)
 
 

@@ -13,7 +13,7 @@ from cdpg.config import CDPGConfig
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system import memory
 from cdpg.system.threads import CoreWatch
-from cdpg.training.failures import FailureLog
+from cdpg.training.failures import FailureLog, none_applies
 from cdpg.training.progress import outlook
 from cdpg.training.starvation import PlentyWatch, StarvationWatch
 
@@ -34,7 +34,7 @@ class Notices:
     def of_epoch(self, record: Mapping[str, Any]) -> None:
         """What an epoch's checks and coverage give reason to say."""
         self._failures.log(record)
-        for watch in self._watches:
+        for watch in () if none_applies(record) else self._watches:
             if warning := watch.warning(record):
                 _log.warning(warning)
 
@@ -57,7 +57,7 @@ class Notices:
     def of_end(self, metrics: Path) -> None:
         """What the whole run gives reason to say."""
         self._failures.log_total(metrics)
-        records = list(read_jsonl(metrics))
+        records = [record for record in read_jsonl(metrics) if not none_applies(record)]
         for watch in self._watches:
             if verdict := watch.verdict(records):
                 _log.warning(verdict)
