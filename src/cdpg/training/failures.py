@@ -99,7 +99,8 @@ class FailureLog:
         kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
         if record.get("not_applicable"):
             kinds.add(_NONE_APPLIES if none_applies(record) else "not_applicable")
-        new, self._reported = kinds - self._reported, self._reported | kinds
+        new = kinds - self._reported
+        self._reported |= kinds
         if _NONE_APPLIES in new:
             _log.warning(
                 f"epoch {record['epoch']}: no constraint applies to any of its {record['samples']:,} samples, so that "
