@@ -125,6 +125,12 @@ def test_commands_have_the_options_that_there_are(page: Path) -> None:
             assert words[0] in TASKS or words[0].endswith(".yaml")
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_files_that_the_text_names_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not any((root / name).is_file() for root in (ROOT, ROOT / "src/cdpg"))] == []
+
+
 @pages_with(lambda page: ">>> " in page.read_text(encoding="utf-8"))
 def test_examples_in_the_text_hold(page: Path) -> None:
     failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")

@@ -154,6 +154,11 @@ def test_every_stage_is_there() -> None:
     assert set(RANK) == {stage_of(path) for path in FILES} - {"__init__", "__main__"}
 
 
+def test_the_architecture_page_has_the_stages_in_this_order() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == STAGES
+
+
 @EVERY_FILE
 def test_files_and_functions_are_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
