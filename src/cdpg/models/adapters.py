@@ -64,7 +64,6 @@ def with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.Mo
             f"PEFT changed the model's own weights for this {type(peft_config).__name__}, so that the base is lost: "
             f"use another init_lora_weights"
         )
-    original.peft_config = adapted.peft_config  # recorded with the run
     return adapted, original
 
 

@@ -26,7 +26,7 @@ from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
 from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
-from cdpg.models.fast.linear import packed_weights
+from cdpg.models.fast.packed_weights import packed_weights, packing_works
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
 
@@ -67,15 +67,20 @@ class TransformerModel(LanguageModel):
     """Whether only new adapters are trained, and the base is the same model with adapters off."""
     original_dtype: torch.dtype | None = None
     """The type of the weights before they were loaded for training; None if it is not known."""
+    shares_prompts: bool
+    """Whether rows attend to their context's prompt where it is stored, once; else it is copied to every row."""
+    packs_weights: bool
+    """Whether sampling on a CPU multiplies by packed weights; else by the weights as they are."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
         self._attach(module)
-        self._on_trial = True  # in the weights' own precision, so that results can be compared
+        self._probing = True  # in the weights' own precision, so that results can be compared
         with torch.no_grad():
             self._check_head()
-            self._shares = self._sharing_works()
-        self._on_trial = False
+            self.shares_prompts = self._sharing_works()
+        self._probing = False
+        self.packs_weights = packing_works()
 
     @property
     def tokenizer(self) -> Any:
@@ -126,7 +131,7 @@ class TransformerModel(LanguageModel):
         return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
 
     def sampling(self, rows: int) -> AbstractContextManager[None]:
-        return packed_weights(self.module, rows) if self.exact_sampling else nullcontext()
+        return packed_weights(self.module, rows) if self.packs_weights and self.exact_sampling else nullcontext()
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
@@ -188,7 +193,7 @@ class TransformerModel(LanguageModel):
         """Whether rows may share the prompt's cache: not if a local window would exclude part of it."""
         windows = [getattr(self.config, name, None) for name in _WINDOWS]
         shortest = min((window for window in windows if window), default=None)
-        return self._shares and (shortest is None or state.mask.shape[1] + max_length <= shortest)
+        return self.shares_prompts and (shortest is None or state.mask.shape[1] + max_length <= shortest)
 
     def _sharing_works(self) -> bool:
         """Compare the shared attention with the model's own, on two prompts of different length."""
@@ -201,7 +206,7 @@ class TransformerModel(LanguageModel):
             ) from error
         try:
             return torch.allclose(self._try_steps(share=True), own, rtol=1e-3, atol=1e-4)
-        except Exception:  # another kind of attention: it is used unshared
+        except Exception:  # another kind of attention: prompts are copied
             return False
 
     def _try_steps(self, share: bool) -> Tensor:
@@ -212,7 +217,7 @@ class TransformerModel(LanguageModel):
         return decoding.hidden
 
     def _precision(self) -> AbstractContextManager[Any]:
-        if self.exact_sampling or self._on_trial:
+        if self.exact_sampling or self._probing:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 

@@ -49,6 +49,7 @@ _LIMITS = frozenset({"check_seconds", "check_memory"})
 
 def origin(
     model: str,
+    policy: nn.Module,
     base: nn.Module,
     constraints: Sequence[str],
     contexts: Sequence[Context],
@@ -64,7 +65,7 @@ def origin(
         "command": command,
         "model": model,
         "base": weights_digest(base),
-        "adapters": _adapters(base),
+        "adapters": _adapters(policy),
         "device": next(base.parameters()).device.type,
         "processes": processes,
         "constraints": list(constraints),

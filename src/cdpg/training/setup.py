@@ -29,7 +29,7 @@ def origin_of(
 ) -> Any:
     """What ``config.yaml`` says of the run's origin; ``model`` as the trainer was given it."""
     return provenance.origin(
-        model if isinstance(model, str) else provenance.model_name(policy.module), base.module,
+        model if isinstance(model, str) else provenance.model_name(policy.module), policy.module, base.module,
         [name_of(constraint) for constraint in judge.constraints], contexts, prompts,
         eval_contexts, None if stop is None else type(stop).__name__, processes.count, command,
         usage.facts(policy, config, contexts, stop),

@@ -15,13 +15,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 from cdpg.models.fast.cache import PrefixLayer, RowLayer
+from cdpg.models.fast.lookup import layer_of
 
 NAME = "cdpg_shared_prefix"
 """The name under which Transformers knows this attention."""
-
-
-class Unsupported(Exception):
-    """The model asks its attention for something that is not done here."""
 
 
 def shared_attention(
@@ -41,11 +38,12 @@ def shared_attention(
     an encoder's output) to ``[R, 1, H, D]``. The heads that share keys and, for the prompt, the rows that share a
     context become query positions of one product, so that nothing is copied.
     """
-    layer = getattr(key, "cdpg_layer", None)
-    if layer is None or query.shape[2] != 1 or any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
-        raise Unsupported(type(module).__name__)
-    prefix = layer if isinstance(layer, PrefixLayer) else layer.prefix
+    layer = layer_of(key)
+    unknown = any(kwargs.get(name) is not None for name in ("softcap", "s_aux"))
+    if not isinstance(layer, (PrefixLayer, RowLayer)) or query.shape[2] != 1 or unknown:
+        raise NotImplementedError(f"{type(module).__name__} asks its attention for something that is not done here")
     own = isinstance(layer, RowLayer)
+    prefix = layer.prefix if isinstance(layer, RowLayer) else layer
     rows, heads, _, features = query.shape
     folded = query.reshape(rows, key.shape[1], -1, features)  # [R, K, G, D]
     scores = []

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
+from cdpg.models.fast.lookup import give
+
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
     """``tensor[rows]`` with a gradient that is the same every time.
@@ -98,13 +100,14 @@ class PrefixLayer(CacheLayerMixin):
     """Keys and values of the prompts, ``[C, K, P, D]``; full, and the same for all rows of a context."""
 
     is_sliding = False
+    given: Tensor | None = None
     keys: Tensor
     values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, shared: Shared) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values, self.shared, self.is_initialized = keys, values, shared, True
-        keys.cdpg_layer = self  # type: ignore[attr-defined]  # how the attention finds it
+        give(self, keys)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing is left to do."""
@@ -130,6 +133,7 @@ class RowLayer(CacheLayerMixin):
     """
 
     is_sliding = False
+    given: Tensor | None = None
     keys: Tensor
     values: Tensor
 
@@ -153,7 +157,7 @@ class RowLayer(CacheLayerMixin):
         self.keys[:, :, self.length : end], self.values[:, :, self.length : end] = key_states, value_states
         self.length = end
         keys = self.keys[:, :, :end]
-        keys.cdpg_layer = self  # type: ignore[attr-defined]
+        give(self, keys)
         return keys, self.values[:, :, :end]
 
     def get_seq_length(self) -> int:

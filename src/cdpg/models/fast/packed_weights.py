@@ -1,0 +1,69 @@
+"""Faster linear layers while sampling on a CPU: a batch of rows is small, and a weight's layout then matters.
+
+PyTorch offers oneDNN's own layout under private names alone. They stand here and nowhere else; :func:`packing_works`
+tries them, and where they fail, layers multiply as they always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+
+@contextmanager
+def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
+    """Within it, float32 linear layers multiply by a copy of their weights in oneDNN's own layout for ``rows`` rows.
+
+    For use without gradient and without changing a weight. The copy costs about as much as two to four steps of
+    sampling, and as much memory as the weights; both are gone at the end.
+    """
+    layers = _packable_layers(model)
+    try:
+        for layer in layers:
+            weight = layer.weight.detach()
+            layer.forward = packed_linear(weight.t() if isinstance(layer, Conv1D) else weight, layer.bias, rows)
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def packed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+    """``features · weightᵀ + bias`` as a function of ``[..., input]`` features, for an ``[output, input]`` weight."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def linear(features: Tensor) -> Tensor:
+        result: Tensor = multiply(features, packed, bias, "none", [], "")
+        return result
+
+    return linear
+
+
+@torch.inference_mode()
+def packing_works() -> bool:
+    """Whether the private operators are here and give what the public one gives, on products of one to four rows."""
+    weight, bias = torch.arange(48.0).sin().view(6, 8), torch.arange(6.0)
+    features = torch.arange(32.0).cos().view(4, 1, 8)
+    try:
+        return torch.backends.mkldnn.is_available() and all(
+            torch.allclose(
+                packed_linear(weight, given, 4)(features[:rows]), nn.functional.linear(features[:rows], weight, given),
+                rtol=1e-4, atol=1e-5,
+            )
+            for rows in (1, 3, 4) for given in (bias, None)
+        )  # fmt: skip
+    except Exception:  # another name, another signature: whatever a later PyTorch has changed
+        return False
+
+
+def _packable_layers(model: nn.Module) -> list[Any]:
+    """Layers whose product is known here, and that nobody else has given another ``forward``."""
+    found: list[Any] = [m for m in model.modules() if type(m) in (nn.Linear, Conv1D) and "forward" not in vars(m)]
+    weights = [(layer, layer.weight) for layer in found if isinstance(layer.weight, Tensor)]
+    return [layer for layer, weight in weights if weight.device.type == "cpu" and weight.dtype == torch.float32]
