@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from cdpg import CDPGConfig
 from cdpg.contexts.contexts import Context
-from cdpg.methods.base import Credit, WeightedCredit
+from cdpg.methods.base import SampleLoss, WeightedLoss
 from cdpg.models.base import LanguageModel, Prompt
 from cdpg.models.loading import load_model
 from cdpg.models.sampling import Samples
@@ -111,7 +111,7 @@ class Universe:
         return torch.tensor(table, dtype=torch.float64)
 
     def epoch(self, b: Tensor, log_q: Tensor, log_a: Tensor, valid: Tensor | None = None) -> Rollout:
-        """The record that the production objectives take."""
+        """The record that the production methods take."""
         return Rollout(
             number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool) if valid is None else valid,
             failed=torch.zeros_like(b, dtype=torch.bool), log_q=log_q, log_a=log_a,
@@ -122,16 +122,12 @@ class Universe:
     def gradient(self, model: LanguageModel, coefficients: Tensor, tokens_per_pass: int = 300) -> Tensor:
         """−mean_c Σ_x coefficient(x,c) ∇log π(x|c), by the production loss and accumulation."""
         epoch = self.epoch(coefficients, torch.zeros_like(coefficients), torch.zeros_like(coefficients))
-        return self.credit_gradient(
-            model, WeightedCredit(epoch, coefficients, follows_policy=False), epoch, tokens_per_pass
-        )
+        return self.gradient_of(model, WeightedLoss(epoch, coefficients, follows_policy=False), epoch, tokens_per_pass)
 
-    def credit_gradient(
-        self, model: LanguageModel, credit: Credit, epoch: Rollout, tokens_per_pass: int = 300
-    ) -> Tensor:
+    def gradient_of(self, model: LanguageModel, loss: SampleLoss, epoch: Rollout, tokens_per_pass: int = 300) -> Tensor:
         model.module.zero_grad(set_to_none=True)
-        rows = self.rows[credit.active]
-        accumulate(model, credit, epoch, rows, float(len(self.samples.contexts)), tokens_per_pass)
+        rows = self.rows[loss.active]
+        accumulate(model, loss, epoch, rows, float(len(self.samples.contexts)), tokens_per_pass)
         return flat_gradient(model)
 
 

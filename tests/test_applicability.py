@@ -18,7 +18,7 @@ from cdpg.config import Method
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.methods import make_objective
+from cdpg.methods import make_method
 from cdpg.models.base import LanguageModel
 from cdpg.preflight.advice import ProbeStatistics, advise
 from cdpg.sandbox.limits import Limits
@@ -129,11 +129,12 @@ def test_the_gradient_is_that_of_the_other_contexts(method: Method) -> None:
         valid = torch.ones_like(b, dtype=torch.bool)
         valid[left_out] = False
         epoch = universe.epoch(b.where(valid, torch.zeros_like(b)), log_q, log_a, valid)
-        objective = make_objective(CDPGConfig(method=method), policy)
-        credit = objective.credit(epoch, policy)
+        made = make_method(CDPGConfig(method=method))
+        found = made.epoch_loss(made.begin(), epoch, policy, made.make_module(policy))
+        loss = found.samples
         policy.module.zero_grad(set_to_none=True)
-        accumulate(policy, credit, epoch, universe.rows[credit.active], credit.units, tokens_per_pass=200)
-        return flat_gradient(policy), objective.state()
+        accumulate(policy, loss, epoch, universe.rows[loss.active], loss.normalizer, tokens_per_pass=200)
+        return flat_gradient(policy), found.state
 
     first, second, third = contexts_of(3)
     whole, state = gradient(tabular(1), tabular(2), [first, second, third], [1])

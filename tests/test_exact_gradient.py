@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg.methods import CDPG, DPG, Reinforce
+from cdpg import CDPGConfig
+from cdpg.methods import CDPG, DPG, EpochLoss, Reinforce, WeightedMethod
 from cdpg.models.base import LanguageModel
+from cdpg.rollout.rollout import Rollout
 from cdpg.target import partition
 from cdpg.target.target import log_target
 from enumeration import (
@@ -35,6 +37,18 @@ def make(kind: str, seed: int) -> LanguageModel:
 def check(prompt: str, text: str) -> bool:
     """Its share of the base's mass differs a lot between the contexts."""
     return text.count("a") >= len(prompt.split())
+
+
+def weights_in(found: EpochLoss, rollout: Rollout) -> Tensor:
+    """``[context, sample]``."""
+    assert found.samples.weights is not None
+    return found.samples.weights.view_as(rollout.b)
+
+
+def weights_of(kind: type[WeightedMethod], rollout: Rollout, epsilon: float = 0.0) -> Tensor:
+    """``[context, sample]``, in a first epoch."""
+    method = kind(CDPGConfig(partition_epsilon=epsilon))
+    return weights_in(method.epoch_loss(method.begin(), rollout, tabular(1)), rollout)
 
 
 class Case:
@@ -75,12 +89,12 @@ def test_expected_cdpg_gradient_is_the_cross_entropy_gradient(case: Case, propos
     assert relative_error(expected, case.exact()) < TOLERANCE
 
 
-def test_cdpg_objective_normalises_by_the_sampled_partition(case: Case) -> None:
-    """With every outcome as a sample, the objective's own weights are M · p_c(x) times the exact 1/q factor."""
+def test_cdpg_normalises_by_the_sampled_partition(case: Case) -> None:
+    """With every outcome as a sample, the method's own weights are M · p_c(x) times the exact 1/q factor."""
     epoch = case.universe.epoch(case.b, case.log_pi, case.log_a)
     count = case.b.shape[1]
     ratio = (case.log_target - case.log_pi).exp()
-    weights = CDPG(epsilon=0.0).weights(epoch)
+    weights = weights_of(CDPG, epoch)
     assert torch.allclose(weights, ratio / ratio.mean(dim=1, keepdim=True), rtol=1e-12)
     assert torch.allclose(weights.sum(dim=1), torch.full((3,), float(count), dtype=torch.float64))
 
@@ -90,8 +104,8 @@ def test_weights_carry_no_gradient_and_survive_one_that_does(case: Case) -> None
     log_pi = case.universe.differentiable_log_prob(case.policy)
     attached = partition.weights(case.log_target - log_pi, case.log_z, 0.0) * log_pi.exp().detach()
     assert attached.requires_grad
-    through_objective = case.universe.gradient(case.policy, attached)
-    assert relative_error(through_objective, case.exact()) < TOLERANCE
+    through_loss = case.universe.gradient(case.policy, attached)
+    assert relative_error(through_loss, case.exact()) < TOLERANCE
 
 
 def test_with_one_sample_a_context_cdpg_is_reinforce(case: Case) -> None:
@@ -99,7 +113,7 @@ def test_with_one_sample_a_context_cdpg_is_reinforce(case: Case) -> None:
     for outcome in range(case.b.shape[1]):
         one = slice(outcome, outcome + 1)
         epoch = case.universe.epoch(case.b[:, one], case.log_pi[:, one], case.log_a[:, one])
-        assert torch.allclose(CDPG(epsilon=0.0).weights(epoch), Reinforce().weights(epoch), rtol=1e-12)
+        assert torch.allclose(weights_of(CDPG, epoch), weights_of(Reinforce, epoch), rtol=1e-12)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3])
@@ -155,17 +169,15 @@ def test_dpg_is_biased_exactly_as_predicted(case: Case) -> None:
 
 
 def test_dpg_keeps_one_running_mean_over_contexts_and_epochs(case: Case) -> None:
-    objective = DPG(epsilon=0.0)
+    method = DPG(CDPGConfig(partition_epsilon=0.0))
     ratio = (case.log_target - case.log_pi).exp()
     first = case.universe.epoch(case.b, case.log_pi, case.log_a)
-    assert torch.allclose(objective.weights(first), ratio / ratio.mean(), rtol=1e-12)
+    one = method.epoch_loss(method.begin(), first, case.policy)
+    assert torch.allclose(weights_in(one, first), ratio / ratio.mean(), rtol=1e-12)
     second_ratio = (case.log_target - case.log_other).exp()
     second = case.universe.epoch(case.b, case.log_other, case.log_a)
     expected = second_ratio / torch.cat([ratio, second_ratio]).mean()
-    assert torch.allclose(objective.weights(second), expected, rtol=1e-12)
-    twin = DPG(epsilon=0.0)
-    twin.load_state(objective.state())
-    assert twin.z == objective.z
+    assert torch.allclose(weights_in(method.epoch_loss(one.state, second, case.policy), second), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("proposal", ["policy", "other"])
@@ -176,9 +188,10 @@ def test_expected_reinforce_gradient_is_that_of_the_expected_reward(case: Case, 
     (-(case.universe.differentiable_log_prob(case.policy).exp() * case.b).sum(dim=1).mean()).backward()
     exact = flat_gradient(case.policy)
     epoch = case.universe.epoch(case.b, log_q, case.log_a)
-    credit = Reinforce().credit(epoch, case.policy)
-    credit.weights = credit.weights * log_q.exp().flatten()  # type: ignore[attr-defined]
-    assert relative_error(case.universe.credit_gradient(case.policy, credit, epoch), exact) < TOLERANCE
+    loss = Reinforce(CDPGConfig()).epoch_loss({}, epoch, case.policy).samples
+    assert loss.weights is not None
+    loss.weights = loss.weights * log_q.exp().flatten()
+    assert relative_error(case.universe.gradient_of(case.policy, loss, epoch), exact) < TOLERANCE
 
 
 def test_epsilon_enters_once(case: Case) -> None:
@@ -187,9 +200,9 @@ def test_epsilon_enters_once(case: Case) -> None:
     log_ratio = case.log_target - case.log_pi
     epoch = case.universe.epoch(case.b, case.log_pi, case.log_a)
     z = log_ratio.exp().mean(dim=1, keepdim=True)
-    assert torch.allclose(CDPG(epsilon).weights(epoch), log_ratio.exp() / (z + epsilon), rtol=1e-12)
+    assert torch.allclose(weights_of(CDPG, epoch, epsilon), log_ratio.exp() / (z + epsilon), rtol=1e-12)
     z_bar = log_ratio.exp().mean()
-    assert torch.allclose(DPG(epsilon).weights(epoch), log_ratio.exp() / (z_bar + epsilon), rtol=1e-12)
+    assert torch.allclose(weights_of(DPG, epoch, epsilon), log_ratio.exp() / (z_bar + epsilon), rtol=1e-12)
 
 
 def test_a_context_without_a_satisfying_sample_stays_in_the_mean(case: Case) -> None:
@@ -197,11 +210,12 @@ def test_a_context_without_a_satisfying_sample_stays_in_the_mean(case: Case) -> 
     b = case.b.clone()
     b[1] = 0.0
     epoch = case.universe.epoch(b, case.log_pi, case.log_a)
-    for objective in (CDPG(1e-8), DPG(1e-8), Reinforce()):
-        credit = objective.credit(epoch, case.policy)
-        assert credit.units == b.numel()
-        assert not credit.active.view_as(b)[1].any()
-        assert credit.active.view_as(b)[0].any()
+    for kind in (CDPG, DPG, Reinforce):
+        method = kind(CDPGConfig())
+        loss = method.epoch_loss(method.begin(), epoch, case.policy).samples
+        assert loss.normalizer == b.numel()
+        assert not loss.active.view_as(b)[1].any()
+        assert loss.active.view_as(b)[0].any()
 
 
 @pytest.mark.parametrize("tokens_per_pass", [1, 17, 10_000])

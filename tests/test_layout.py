@@ -193,7 +193,7 @@ def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "code"),
     [
-        ("target", "from cdpg.methods.base import Credit"),
+        ("target", "from cdpg.methods.base import SampleLoss"),
         ("target", "from cdpg import methods"),
         ("target", "import cdpg.training.trainer"),
         ("target", "def f():\n    from cdpg.rollout.rollout import Rollout"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cdpg import CDPGConfig
 from cdpg.errors import RunError
-from cdpg.methods import Objective, WeightedObjective, make_objective
+from cdpg.methods import CDPG, Method, State, WeightedMethod, make_method
 from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.rng import UniformStream
 from cdpg.models.tabular import TabularModel
@@ -39,23 +39,34 @@ class Alone:
 
 
 def make_updater(
-    policy: LanguageModel, objective: Objective, processes: Any = None, optimizer: Any = None, **settings: Any
+    policy: LanguageModel, method: Method, processes: Any = None, optimizer: Any = None, **settings: Any
 ) -> Updater:
     values = {"contexts_per_epoch": N, "num_generations": M, "learning_rate": RATE, "warmup_epochs": 0, "epochs": 9}
     config = CDPGConfig(**(values | {"tokens_per_pass": 11} | settings))
     parameters = list(policy.module.parameters())
     sgd = torch.optim.SGD(parameters, lr=99.0)
-    return Updater(policy, objective, optimizer or sgd, parameters, config, processes or Alone())
+    return Updater(policy, method, None, optimizer or sgd, parameters, config, processes or Alone())
 
 
 def make_epoch(number: int = 1, share: range = range(N)) -> Rollout:
     return uneven_epoch(table(1), table(2), number=number, share=share)
 
 
-def method(name: str, **settings: Any) -> WeightedObjective:
-    objective = make_objective(CDPGConfig(method=name, **settings), table(0))  # type: ignore[arg-type]
-    assert isinstance(objective, WeightedObjective)
-    return objective
+def method(name: str, **settings: Any) -> WeightedMethod:
+    made = make_method(CDPGConfig(method=name, **settings))  # type: ignore[arg-type]
+    assert isinstance(made, WeightedMethod)
+    return made
+
+
+def weights(name: str, epoch: Rollout) -> Array:
+    """``[context, sample]``, in a first epoch."""
+    made = method(name)
+    return made.weights(epoch, made.advance(made.begin(), epoch)).numpy()
+
+
+def update(updater: Updater, epoch: Rollout) -> StepSummary:
+    """The steps of a first epoch."""
+    return updater.update(epoch, updater.method.begin())
 
 
 def shuffled(number: int, seed: int, passes: int, sizes: Iterable[int] = BATCHES) -> list[list[int]]:
@@ -104,32 +115,36 @@ class Steps:
 def test_steps_on_ragged_batches(name: str, number: int) -> None:
     """Every sample weighs 1/(valid samples · batch/samples) in its step, also in the ragged last batch."""
     policy, epoch = table(0), make_epoch(number)
-    weights = method(name).weights(epoch).numpy()
+    weighted = weights(name, epoch)
     batches = shuffled(number, seed=3, passes=1)
-    assert weights.ravel()[batches[-1]].any(), "the ragged batch must take a step"
-    steps = Steps(weights, follows_policy=name == "reinforce")
+    assert weighted.ravel()[batches[-1]].any(), "the ragged batch must take a step"
+    steps = Steps(weighted, follows_policy=name == "reinforce")
     steps.take(batches, VALID.sum() * 6 / 20)
-    summary = make_updater(policy, method(name), batch_size=6, seed=3).update(epoch)
+    summary = update(make_updater(policy, method(name), batch_size=6, seed=3), epoch)
     steps.agrees(policy, summary)
     assert (summary.skipped, summary.nonfinite, summary.broken) == (0, 0, False)
 
 
 def test_by_default_one_step_takes_all() -> None:
     policy, epoch = table(0), make_epoch()
-    steps = Steps(method("cdpg").weights(epoch).numpy())
+    steps = Steps(weights("cdpg", epoch))
     steps.take([list(range(20))], VALID.sum())
-    steps.agrees(policy, make_updater(policy, method("cdpg")).update(epoch))
+    steps.agrees(policy, update(make_updater(policy, method("cdpg")), epoch))
+
+
+class ThreePasses(CDPG):
+    """It goes through the samples three times."""
+
+    passes = 3
 
 
 def test_every_pass_has_an_order_of_its_own() -> None:
     policy, epoch = table(0), make_epoch(2)
-    objective = method("cdpg")
-    objective.passes = 3
     batches = shuffled(2, seed=5, passes=3)
     assert len({tuple(batch) for batch in batches}) == len(batches)
-    steps = Steps(objective.weights(epoch).numpy())
+    steps = Steps(weights("cdpg", epoch))
     steps.take(batches, VALID.sum() * 6 / 20)
-    steps.agrees(policy, make_updater(policy, objective, batch_size=6, seed=5).update(epoch))
+    steps.agrees(policy, update(make_updater(policy, ThreePasses(CDPGConfig()), batch_size=6, seed=5), epoch))
 
 
 def test_a_batch_without_a_satisfying_sample_is_skipped() -> None:
@@ -138,9 +153,9 @@ def test_a_batch_without_a_satisfying_sample_is_skipped() -> None:
     epoch.b.zero_()
     epoch.b[1, 3] = 1.0
     optimizer = torch.optim.SGD(policy.module.parameters(), lr=99.0, momentum=0.9)
-    steps = Steps(method("cdpg").weights(epoch).numpy())
+    steps = Steps(weights("cdpg", epoch))
     steps.take(shuffled(1, seed=0, passes=1), VALID.sum() * 6 / 20)
-    summary = make_updater(policy, method("cdpg"), optimizer=optimizer, batch_size=6).update(epoch)
+    summary = update(make_updater(policy, method("cdpg"), optimizer=optimizer, batch_size=6), epoch)
     steps.agrees(policy, summary)
     assert (summary.steps, summary.skipped) == (1, 3)
 
@@ -148,7 +163,7 @@ def test_a_batch_without_a_satisfying_sample_is_skipped() -> None:
 def test_nothing_satisfies_and_nothing_changes() -> None:
     policy, epoch = table(0), make_epoch()
     epoch.b.zero_()
-    summary = make_updater(policy, method("cdpg"), batch_size=6).update(epoch)
+    summary = update(make_updater(policy, method("cdpg"), batch_size=6), epoch)
     assert torch.equal(policy.table, table(0).table)
     assert (summary.loss, summary.grad_norm, summary.steps, summary.skipped) == (None, None, 0, 4)
 
@@ -161,9 +176,9 @@ def test_samples_of_weight_0_are_not_differentiated(monkeypatch: pytest.MonkeyPa
         return original(self, prompts, rows)
 
     monkeypatch.setattr(TabularModel, "score", counting)
-    weights = method("cdpg").weights(make_epoch())
-    make_updater(table(0), method("cdpg"), batch_size=6).update(make_epoch())
-    assert rows_scored[0] == int((weights != 0).sum()) == 6
+    weighted = weights("cdpg", make_epoch())
+    update(make_updater(table(0), method("cdpg"), batch_size=6), make_epoch())
+    assert rows_scored[0] == int((weighted != 0).sum()) == 6
 
 
 def test_the_schedule_reaches_every_group_of_parameters_each_epoch() -> None:
@@ -173,7 +188,7 @@ def test_the_schedule_reaches_every_group_of_parameters_each_epoch() -> None:
     updater = make_updater(policy, method("cdpg"), optimizer=optimizer, warmup_epochs=2, decay_epochs=2, epochs=6)
     for number, share in enumerate((1 / 2, 1, 1, 1, 2 / 3, 1 / 3), start=1):
         before = policy.table.detach().clone()
-        updater.update(make_epoch(number))
+        update(updater, make_epoch(number))
         assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(RATE * share, rel=1e-12)] * 2
         assert policy.table.grad is not None
         torch.testing.assert_close(before - policy.table, RATE * share * policy.table.grad, rtol=1e-9, atol=1e-14)
@@ -182,15 +197,15 @@ def test_the_schedule_reaches_every_group_of_parameters_each_epoch() -> None:
 def test_the_gradient_is_clipped_to_its_norm() -> None:
     """The step has the length rate · norm and its direction; what is logged is the norm before."""
     policy, epoch = table(0), make_epoch()
-    steps = Steps(method("cdpg").weights(epoch).numpy())
+    steps = Steps(weights("cdpg", epoch))
     _, gradient = steps.gradient(list(range(20)), VALID.sum())
     norm = np.sqrt((gradient**2).sum())
-    summary = make_updater(policy, method("cdpg"), max_grad_norm=norm / 3).update(epoch)
+    summary = update(make_updater(policy, method("cdpg"), max_grad_norm=norm / 3), epoch)
     moved = (table(0).table - policy.table).detach().numpy()
     np.testing.assert_allclose(moved, RATE * gradient / 3, rtol=1e-5, atol=1e-12)
     assert summary.grad_norm == pytest.approx(norm, rel=1e-9)
     loose = table(0)
-    make_updater(loose, method("cdpg"), max_grad_norm=norm * 3).update(epoch)
+    update(make_updater(loose, method("cdpg"), max_grad_norm=norm * 3), epoch)
     np.testing.assert_allclose((table(0).table - loose.table).detach().numpy(), RATE * gradient, rtol=1e-9)
 
 
@@ -216,16 +231,16 @@ class OneOfTwo:
 @pytest.mark.parametrize("share", [range(2), range(2, N)])
 def test_two_processes_take_the_steps_of_one(share: range) -> None:
     epoch, batches = make_epoch(), shuffled(1, seed=3, passes=1)
-    weights, divisor = method("cdpg").weights(epoch).numpy(), VALID.sum() * 6 / 20
-    steps = Steps(weights)
+    weighted, divisor = weights("cdpg", epoch), VALID.sum() * 6 / 20
+    steps = Steps(weighted)
     steps.take(batches, divisor)
-    policy, other = table(0), Steps(weights)
+    policy, other = table(0), Steps(weighted)
     other.policy = policy
     rest = range(2, N) if share.start == 0 else range(2)
     processes = OneOfTwo(other, rest, divisor)
-    processes.rows = [[row for row in batch if weights.ravel()[row] != 0] for batch in batches]
+    processes.rows = [[row for row in batch if weighted.ravel()[row] != 0] for batch in batches]
     updater = make_updater(policy, method("cdpg"), processes, batch_size=6, seed=3)
-    steps.agrees(policy, updater.update(make_epoch(share=share)))
+    steps.agrees(policy, update(updater, make_epoch(share=share)))
 
 
 def test_every_setting_of_adam_counts() -> None:
@@ -242,28 +257,35 @@ def test_every_setting_of_adam_counts() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), value, rtol=1e-12)
 
 
-class Scaled(WeightedObjective):
+@dataclass(frozen=True)
+class Scaled(WeightedMethod):
     """b times a factor, by which its gradient can be made as large as one likes."""
 
-    def __init__(self, factor: float) -> None:
-        self.factor, self.calls = factor, 0
+    config: CDPGConfig
+    factor: float
 
-    def weights(self, epoch: Rollout) -> Tensor:
-        self.calls += 1
-        return epoch.b * self.factor
+    def begin(self) -> State:
+        return {"epochs": 0}
 
-    def state(self) -> dict[str, float]:
-        return {"calls": self.calls}
+    def advance(self, state: State, rollout: Rollout) -> State:
+        return {"epochs": state["epochs"] + 1}
 
-    def load_state(self, state: Any) -> None:
-        self.calls = state["calls"]
+    def weights(self, rollout: Rollout, state: State) -> Tensor:
+        return rollout.b * self.factor
+
+    def metrics(self, state: State) -> dict[str, float]:
+        return {"seen": state["epochs"]}
+
+
+def scaled(factor: float) -> Scaled:
+    return Scaled(CDPGConfig(), factor)
 
 
 @pytest.mark.parametrize("factor", [math.inf, math.nan, 1e200])
 def test_a_step_that_is_not_finite_is_refused(factor: float) -> None:
     """1e200 is finite, but the norm of such a gradient is not."""
     policy = table(0)
-    summary = make_updater(policy, Scaled(factor), batch_size=6, seed=3).update(make_epoch())
+    summary = update(make_updater(policy, scaled(factor), batch_size=6, seed=3), make_epoch())
     assert torch.equal(policy.table, table(0).table)
     assert (summary.steps, summary.nonfinite, summary.broken, summary.loss) == (0, 4, False, None)
     refused, batches = summary.refused, shuffled(1, seed=3, passes=1)
@@ -292,11 +314,11 @@ def test_a_step_is_safe_if_the_square_of_what_clipping_leaves_is_finite(
     """The largest number in float32 is 3.4e38, the square of 1.84e19."""
     policy = table(0)
     policy.module.float()
-    assert make_updater(policy, Scaled(1.0), max_grad_norm=clip)._safe(loss, norm) == safe
+    assert make_updater(policy, scaled(1.0), max_grad_norm=clip)._safe(loss, norm) == safe
 
 
 def test_parameters_that_a_step_made_infinite_end_the_epoch() -> None:
-    summary = make_updater(table(0), Scaled(1e10), batch_size=6, learning_rate=1e300, seed=3).update(make_epoch())
+    summary = update(make_updater(table(0), scaled(1e10), batch_size=6, learning_rate=1e300, seed=3), make_epoch())
     assert (summary.steps, summary.nonfinite, summary.broken) == (0, 1, True)
     assert summary.refused[0].rows.tolist() == shuffled(1, seed=3, passes=1)[0]
     assert math.isfinite(summary.refused[0].loss)
@@ -304,10 +326,10 @@ def test_parameters_that_a_step_made_infinite_end_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_before_the_first_step_a_failed_epoch_is_undone_and_saved(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    objective, rescued, left = Scaled(1.0), list[int](), [steps]
+def test_before_the_first_step_a_failed_epoch_is_saved_as_it_began(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rescued, left = list[bool](), [steps]
     policy = table(0)
-    updater = make_updater(policy, objective, batch_size=6)
+    updater = make_updater(policy, scaled(1.0), batch_size=6)
     original = Updater._gradient
 
     def failing(self: Updater, *given: Any) -> tuple[float, float]:
@@ -318,30 +340,35 @@ def test_before_the_first_step_a_failed_epoch_is_undone_and_saved(steps: int, mo
 
     monkeypatch.setattr(Updater, "_gradient", failing)
     with pytest.raises(RuntimeError, match="it fails"):
-        updater.update(make_epoch(), lambda: rescued.append(objective.calls))
-    assert rescued == ([0] if steps == 0 else [])
-    assert objective.calls == (0 if steps == 0 else 1)
+        updater.update(make_epoch(), updater.method.begin(), lambda: rescued.append(True))
+    assert rescued == ([True] if steps == 0 else [])
     assert torch.equal(policy.table, table(0).table) == (steps == 0)
 
 
 def test_the_events_around_each_step_that_is_taken() -> None:
     events: list[str] = []
     updater = replace(make_updater(table(0), method("cdpg"), batch_size=6), call_callbacks=events.append)
-    steps = updater.update(make_epoch()).steps
+    steps = update(updater, make_epoch()).steps
     assert steps > 1
     assert events == ["on_pre_optimizer_step", "on_optimizer_step"] * steps
 
 
-def test_the_objective_is_trained_along_with_the_policy() -> None:
+def test_the_state_and_the_metrics_of_the_method_come_out() -> None:
+    updater = make_updater(table(0), scaled(1.0), batch_size=6)
+    summary = updater.update(make_epoch(), {"epochs": 6})
+    assert (summary.state, summary.metrics) == ({"epochs": 7}, {"seen": 7})
+
+
+def test_a_method_s_own_parameters_are_trained_along_with_the_policy() -> None:
     policy = table(0)
-    objective = make_objective(CDPGConfig(method="ziegler"), policy)
-    assert objective.module is not None
-    frozen = next(objective.module.parameters())
+    module = make_method(CDPGConfig(method="ziegler")).make_module(policy)
+    assert module is not None
+    frozen = next(module.parameters())
     frozen.requires_grad_(False)
-    expected = [*policy.module.parameters(), *(p for p in objective.module.parameters() if p is not frozen)]
-    found = trainable_parameters(policy, objective)
+    expected = [*policy.module.parameters(), *(p for p in module.parameters() if p is not frozen)]
+    found = trainable_parameters(policy, module)
     assert [id(p) for p in found] == [id(p) for p in expected]
-    assert [id(p) for p in trainable_parameters(policy, method("cdpg"))] == [id(p) for p in policy.module.parameters()]
+    assert [id(p) for p in trainable_parameters(policy, None)] == [id(p) for p in policy.module.parameters()]
 
 
 def test_adam_is_fused_where_the_device_has_it() -> None:
@@ -354,15 +381,15 @@ def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:
     seen: list[int] = []
     policy, epoch = table(0), make_epoch(share=range(2))
     updater = make_updater(policy, method("cdpg"))
-    credit = updater.objective.credit(epoch, policy)
-    loss = credit.loss
+    sample_loss = updater.method.epoch_loss({}, epoch, policy).samples
+    loss = sample_loss.loss
 
     def spy(rows: Tensor, scores: TokenScores) -> Tensor:
         seen.extend(rows.tolist())
         return loss(rows, scores)
 
-    credit.loss = spy  # type: ignore[method-assign]
-    updater._gradient(credit, epoch, torch.arange(N * M), 1.0)
+    sample_loss.loss = spy  # type: ignore[method-assign]
+    updater._gradient(sample_loss, epoch, torch.arange(N * M), 1.0)
     assert sorted(seen) == list(range(2 * M))
 
 
@@ -374,13 +401,13 @@ def test_memory_that_runs_out_is_told_with_its_stage(monkeypatch: pytest.MonkeyP
     updater = make_updater(table(0), method("cdpg"))
     with monkeypatch.context() as patch, pytest.raises(RunError) as error:
         patch.setattr(updater.optimizer, "step", no_memory)
-        updater.update(make_epoch())
+        update(updater, make_epoch())
     assert str(error.value) == (
         f"out of memory while taking the optimiser's first step: use a smaller model, or adapters (lora_rank). {end}"
     )
     with monkeypatch.context() as patch, pytest.raises(RunError) as error:
         patch.setattr(updater.policy, "score", no_memory)
-        updater.update(make_epoch())
+        update(updater, make_epoch())
     assert str(error.value) == (
         "out of memory while computing the gradient: lower tokens_per_pass (now 11) or max_completion_length, or "
         f"shorten the longest contexts. {end}"

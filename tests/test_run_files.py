@@ -218,7 +218,7 @@ def test_a_checkpoint_without_moments_leaves_none_of_later_steps(tmp_path: Path)
     made = trainer(tmp_path, epochs=1)
     before = {name: tensors.copy() for name, tensors in made._trainable.tensors().items()}
     assert before["optimizer"] == {}
-    state = {"objective": made.objective.state()}
+    state = {"objective": dict(made.method_state)}
     weights = {name: tensor.clone() for name, tensor in before["weights"].items()}
     path = save_checkpoint(tmp_path / "start", 0, {"weights": weights, "optimizer": {}}, state, keep=1)
     made.train()

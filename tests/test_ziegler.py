@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from cdpg import CDPGConfig
+from cdpg.methods import EpochLoss
 from cdpg.methods.ziegler import (
     Ziegler,
     adapted_beta,
     advantages,
     clipped_policy_loss,
     clipped_value_loss,
+    old_values,
     token_rewards,
     whiten,
 )
@@ -100,6 +102,19 @@ def make_epoch(policy: LanguageModel, base: LanguageModel) -> tuple[Universe, Ro
     return universe, epoch
 
 
+class Run:
+    """Epoch after epoch of one run, each from the state that the one before has left."""
+
+    def __init__(self, config: CDPGConfig, policy: LanguageModel) -> None:
+        self.method = Ziegler(config)
+        self.value_head, self.state = self.method.make_module(policy), self.method.begin()
+
+    def epoch(self, rollout: Rollout, policy: LanguageModel) -> EpochLoss:
+        found = self.method.epoch_loss(self.state, rollout, policy, self.value_head)
+        self.state = found.state
+        return found
+
+
 @pytest.mark.parametrize("kind", ["tabular", "llama"])
 def test_first_gradient_is_the_policy_gradient_with_whitened_advantages(kind: str) -> None:
     """At the first step the ratio is 1: ∇ = −mean_t A_t ∇log π_t, plus the value head's part."""
@@ -107,10 +122,9 @@ def test_first_gradient_is_the_policy_gradient_with_whitened_advantages(kind: st
     base = tabular(2) if kind == "tabular" else four_token_transformer(kind, 2)
     config = CDPGConfig(method="ziegler", ziegler_value_weight=0.0)
     universe, epoch = make_epoch(policy, base)
-    objective = Ziegler(config, policy)
-    credit = objective.credit(epoch, policy)
+    loss = Run(config, policy).epoch(epoch, policy).samples
     policy.module.zero_grad(set_to_none=True)
-    accumulate(policy, credit, epoch, universe.rows, credit.units, tokens_per_pass=100)
+    accumulate(policy, loss, epoch, universe.rows, loss.normalizer, tokens_per_pass=100)
     actual = flat_gradient(policy)
 
     samples = epoch.samples
@@ -133,31 +147,28 @@ def test_the_penalty_is_to_the_real_base() -> None:
     config = CDPGConfig(method="ziegler")
     for base, expected in ((same, 0.0), (other, None)):
         _, epoch = make_epoch(policy, base)
-        objective = Ziegler(config, policy)
-        objective.credit(epoch, policy)
-        kl = float((epoch.log_q - epoch.log_a).mean())
-        assert math.isclose(objective.kl, kl)
-        assert (abs(objective.kl) < 1e-12) == (expected == 0.0)
+        found = Run(config, policy).epoch(epoch, policy).metrics["kl_policy_base"]
+        assert math.isclose(found, float((epoch.log_q - epoch.log_a).mean()))
+        assert (abs(found) < 1e-12) == (expected == 0.0)
 
 
 def test_the_value_head_learns_the_return() -> None:
     policy = tabular(1)
     universe, epoch = make_epoch(policy, policy)
-    objective = Ziegler(CDPGConfig(method="ziegler"), policy)
-    credit = objective.credit(epoch, policy)
-    accumulate(policy, credit, epoch, universe.rows, credit.units, tokens_per_pass=100)
-    assert objective.value_head.bias.grad is not None
-    assert float(objective.value_head.bias.grad) < 0, "rewards are positive, so the estimate must rise from 0"
+    run = Run(CDPGConfig(method="ziegler"), policy)
+    loss = run.epoch(epoch, policy).samples
+    accumulate(policy, loss, epoch, universe.rows, loss.normalizer, tokens_per_pass=100)
+    assert run.value_head.bias.grad is not None
+    assert float(run.value_head.bias.grad) < 0, "rewards are positive, so the estimate must rise from 0"
 
 
 def test_beta_is_carried_over() -> None:
     policy = tabular(1)
     _, epoch = make_epoch(policy, tabular(2))
-    objective, twin = (Ziegler(CDPGConfig(method="ziegler"), policy) for _ in range(2))
-    objective.credit(epoch, policy)
-    assert objective.beta != 0.2
-    twin.load_state(objective.state())
-    assert twin.beta == objective.beta
+    run = Run(CDPGConfig(method="ziegler"), policy)
+    first, second = (run.epoch(epoch, policy) for _ in range(2))
+    assert first.state["beta"] != 0.2
+    assert second.metrics["beta"] == first.state["beta"]
 
 
 SETTINGS: dict[str, Any] = {
@@ -231,10 +242,10 @@ class PlainPPO:
         return loss / divisor, of_table / divisor, of_head / divisor, of_bias / divisor
 
 
-def set_head(objective: Ziegler, head: Array, bias: float) -> None:
+def set_head(run: Run, head: Array, bias: float) -> None:
     with torch.no_grad():
-        objective.value_head.weight.copy_(torch.from_numpy(head)[None])
-        objective.value_head.bias.fill_(bias)
+        run.value_head.weight.copy_(torch.from_numpy(head)[None])
+        run.value_head.bias.fill_(bias)
 
 
 HEAD, BIAS = np.array([0.2, -0.1, 0.3, 0.15]), 0.25
@@ -245,22 +256,22 @@ TOKENS = sum(len(completions()[i][j]) for i, j in np.argwhere(VALID))
 def test_loss_and_gradient_after_a_step() -> None:
     """π ≠ q, the value head is not 0 and has moved: ratio, clipping, returns and both losses, by value."""
     policy, later = table(0), table(5)
-    objective, plain = Ziegler(CDPGConfig(**SETTINGS), policy), PlainPPO()
-    set_head(objective, HEAD, BIAS)
+    run, plain = Run(CDPGConfig(**SETTINGS), policy), PlainPPO()
+    set_head(run, HEAD, BIAS)
     plain.sampled(policy, HEAD, BIAS)
     epoch = uneven_epoch(table(1), table(2))
-    credit = objective.credit(epoch, policy)
-    assert credit.units == TOKENS
-    assert credit.active.tolist() == VALID.ravel().tolist()
-    set_head(objective, LATER_HEAD, LATER_BIAS)
+    sample_loss = run.epoch(epoch, policy).samples
+    assert sample_loss.normalizer == TOKENS
+    assert sample_loss.active.tolist() == VALID.ravel().tolist()
+    set_head(run, LATER_HEAD, LATER_BIAS)
     rows = [19, 3, 2, 0, 5, 16, 9, 12, 7]
     assert not VALID.ravel()[rows].all()
-    loss = accumulate(later, credit, epoch, torch.tensor(rows), 3.0, tokens_per_pass=11)
+    loss = accumulate(later, sample_loss, epoch, torch.tensor(rows), 3.0, tokens_per_pass=11)
     expected, of_table, of_head, of_bias = plain.gradient(later, LATER_HEAD, LATER_BIAS, rows, 3.0)
     assert loss == pytest.approx(expected, rel=1e-9)
     assert later.table.grad is not None
     np.testing.assert_allclose(later.table.grad.numpy(), of_table, rtol=1e-8, atol=1e-12)
-    weight, bias = objective.value_head.weight.grad, objective.value_head.bias.grad
+    weight, bias = run.value_head.weight.grad, run.value_head.bias.grad
     assert weight is not None
     assert bias is not None
     np.testing.assert_allclose(weight[0].numpy(), of_head, rtol=1e-8)
@@ -268,21 +279,21 @@ def test_loss_and_gradient_after_a_step() -> None:
 
 
 def test_the_value_head_starts_at_0() -> None:
-    objective = Ziegler(CDPGConfig(**SETTINGS), table(0))
-    assert not objective.value_head.weight.any()
-    assert not objective.value_head.bias.any()
+    value_head = Ziegler(CDPGConfig(**SETTINGS)).make_module(table(0))
+    assert not value_head.weight.any()
+    assert not value_head.bias.any()
 
 
 def test_a_whole_update() -> None:
     """Three passes over ragged batches, with plain gradient descent: the table and the value head it ends with."""
     policy = table(0)
     config = CDPGConfig(**SETTINGS, batch_size=6, learning_rate=0.3, warmup_epochs=0, seed=3)
-    objective = Ziegler(config, policy)
-    parameters = list(Trainable(policy.module, objective, torch.optim.SGD([policy.table])).named_parameters().values())
+    method = Ziegler(config)
+    value_head = method.make_module(policy)
+    parameters = list(Trainable(policy.module, value_head, torch.optim.SGD([policy.table])).named_parameters().values())
     optimizer = torch.optim.SGD(parameters, lr=99.0)
-    summary = Updater(policy, objective, optimizer, parameters, config, Alone()).update(
-        uneven_epoch(table(1), table(2))
-    )
+    updater = Updater(policy, method, value_head, optimizer, parameters, config, Alone())
+    summary = updater.update(uneven_epoch(table(1), table(2)), method.begin())
 
     plain, model, head, bias, steps = PlainPPO(), table(0), np.zeros(4), 0.0, 0
     plain.sampled(model, head, bias)
@@ -297,8 +308,8 @@ def test_a_whole_update() -> None:
                 head, bias = head - 0.3 * of_head, bias - 0.3 * of_bias
     assert summary.steps == steps
     np.testing.assert_allclose(policy.table.detach().numpy(), model.table.detach().numpy(), rtol=1e-8)
-    np.testing.assert_allclose(objective.value_head.weight[0].detach().numpy(), head, rtol=1e-8)
-    assert float(objective.value_head.bias.detach()) == pytest.approx(bias, rel=1e-8)
+    np.testing.assert_allclose(value_head.weight[0].detach().numpy(), head, rtol=1e-8)
+    assert float(value_head.bias.detach()) == pytest.approx(bias, rel=1e-8)
 
 
 class Alone:
@@ -313,58 +324,61 @@ class Alone:
 
 def test_advantages_are_whitened_over_all_processes() -> None:
     """One of two processes, which has the last three contexts; sums of the other's tokens are sent to it."""
-    policy, objective, plain = table(0), Ziegler(CDPGConfig(**SETTINGS), table(0)), PlainPPO()
-    set_head(objective, HEAD, BIAS)
+    policy, run, plain = table(0), Run(CDPGConfig(**SETTINGS), table(0)), PlainPPO()
+    set_head(run, HEAD, BIAS)
     plain.sampled(policy, HEAD, BIAS)
     whole = [plain.returns[row, t] - plain.old[row, t] for row in range(2 * M) if plain.valid[row]
              for t in range(len(plain.tokens[row]))]  # fmt: skip
     others = torch.tensor([float(len(whole)), sum(whole), sum(x * x for x in whole)], dtype=torch.float64)
     epoch = uneven_epoch(table(1), table(2), share=range(2, N), total=lambda own: own + others)
-    credit = objective.credit(epoch, policy)
-    assert credit.units == TOKENS
-    loss = accumulate(policy, credit, epoch, torch.arange(3 * M), 1.0, tokens_per_pass=50)
+    sample_loss = run.epoch(epoch, policy).samples
+    assert sample_loss.normalizer == TOKENS
+    loss = accumulate(policy, sample_loss, epoch, torch.arange(3 * M), 1.0, tokens_per_pass=50)
     expected, *_ = plain.gradient(policy, HEAD, BIAS, range(2 * M, N * M), 1.0)
     assert loss == pytest.approx(expected, rel=1e-9)
 
 
 def test_beta_follows_the_kl_of_the_samples_whose_check_succeeded() -> None:
     """The β logged is the one that the rewards were paid with; the next is that of section 3."""
-    policy, objective = table(0), Ziegler(CDPGConfig(**SETTINGS), table(0))
+    policy, run = table(0), Run(CDPGConfig(**SETTINGS), table(0))
     betas, used = [0.3], []
     for seed in (0, 1):
         drawn = completions(seed)
         gap = scored(table(1), drawn).sum(axis=2) - scored(table(2), drawn).sum(axis=2)
         kl = gap[VALID].mean()
-        credit = objective.credit(uneven_epoch(table(1), table(2), seed=seed), policy)
+        found = run.epoch(uneven_epoch(table(1), table(2), seed=seed), policy)
         plain = PlainPPO(seed, betas[-1])
         plain.sampled(policy, np.zeros(4), 0.0)
-        loss = accumulate(policy, credit, uneven_epoch(table(1), table(2), seed=seed), torch.arange(N * M), 1.0, 50)
+        epoch = uneven_epoch(table(1), table(2), seed=seed)
+        loss = accumulate(policy, found.samples, epoch, torch.arange(N * M), 1.0, 50)
         used.append(plain.gradient(policy, np.zeros(4), 0.0, range(N * M), 1.0)[0])
         assert loss == pytest.approx(used[-1], rel=1e-9)
-        assert objective.metrics() == {"beta": pytest.approx(betas[-1]), "kl_policy_base": pytest.approx(kl)}
+        assert found.metrics == {"beta": pytest.approx(betas[-1]), "kl_policy_base": pytest.approx(kl)}
         assert abs(kl / 1.5 - 1) > 0.2, "the error is clipped"
         betas.append(betas[-1] * (1 + math.copysign(0.2, kl / 1.5 - 1) * VALID.sum() / 200))
-        assert objective.state() == {"beta": pytest.approx(betas[-1], rel=1e-12)}
+        assert found.state == {"beta": pytest.approx(betas[-1], rel=1e-12)}
 
 
 def test_the_target_of_the_kl_counts() -> None:
     drawn = completions()
     kl = float((scored(table(1), drawn).sum(axis=2) - scored(table(2), drawn).sum(axis=2))[VALID].mean())
-    objective = Ziegler(CDPGConfig(**(SETTINGS | {"ziegler_target_kl": kl / 1.1})), table(0))
-    objective.credit(uneven_epoch(table(1), table(2)), table(0))
-    assert objective.beta == pytest.approx(0.3 * (1 + 0.1 * VALID.sum() / 200), rel=1e-9)
+    run = Run(CDPGConfig(**(SETTINGS | {"ziegler_target_kl": kl / 1.1})), table(0))
+    found = run.epoch(uneven_epoch(table(1), table(2)), table(0))
+    assert found.state["beta"] == pytest.approx(0.3 * (1 + 0.1 * VALID.sum() / 200), rel=1e-9)
 
 
 def test_a_kl_that_is_no_number_leaves_beta_alone() -> None:
-    objective, epoch = Ziegler(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
+    run, epoch = Run(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
     epoch.log_a[0, 0] = math.nan
-    objective.credit(epoch, table(0))
-    assert objective.beta == objective.beta_used == 0.3
+    found = run.epoch(epoch, table(0))
+    assert found.state["beta"] == found.metrics["beta"] == 0.3
 
 
 def test_values_beyond_the_end_are_0() -> None:
-    objective, epoch = Ziegler(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
-    set_head(objective, HEAD, BIAS)
+    run, epoch = Run(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
+    set_head(run, HEAD, BIAS)
     plain = PlainPPO()
     plain.sampled(table(0), HEAD, BIAS)
-    np.testing.assert_allclose(objective._values(epoch, table(0)).numpy(), plain.old, rtol=1e-12)
+    np.testing.assert_allclose(
+        old_values(run.value_head, epoch, table(0), tokens_per_pass=11).numpy(), plain.old, rtol=1e-12
+    )

@@ -12,7 +12,7 @@ from victim import Keeper, log_of
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError
-from cdpg.methods.base import WeightedCredit
+from cdpg.methods.base import WeightedLoss
 from cdpg.models.beams import beam_search
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
@@ -54,7 +54,7 @@ def raising(error: BaseException) -> Any:
             r"while sampling: lower rows_per_pass \(now 77\) or max_completion_length \(now 5\)",
         ),
         (TransformerModel, "score", r"while scoring samples: lower tokens_per_pass \(now 99\)"),
-        (WeightedCredit, "loss", r"while computing the gradient: lower tokens_per_pass \(now 99\)"),
+        (WeightedLoss, "loss", r"while computing the gradient: lower tokens_per_pass \(now 99\)"),
         (torch.optim.Adam, "step", r"while taking the optimiser's first step: use a smaller model, or adapters"),
         (TransformerModel, "frozen_copy", r"while loading the model: use a smaller model, or adapters"),
     ],

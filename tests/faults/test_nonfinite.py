@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.config import Method
 from cdpg.errors import RunError, UserError
-from cdpg.methods.base import WeightedCredit
-from cdpg.methods.ziegler import PPOCredit
+from cdpg.methods.base import WeightedLoss
+from cdpg.methods.ziegler import PPOLoss
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.storage.jsonl import read_jsonl
@@ -60,13 +60,13 @@ def spoil_losses(monkeypatch: pytest.MonkeyPatch, by_epoch: dict[int, float], tr
         return update(self, epoch, *rest)
 
     monkeypatch.setattr(type(trainer._updater), "update", updating)
-    for credit in (WeightedCredit, PPOCredit):
-        original = credit.loss
+    for kind in (WeightedLoss, PPOLoss):
+        original = kind.loss
 
         def loss(self: Any, rows: Tensor, scores: Any, original: Any = original) -> Tensor:
             return original(self, rows, scores) * by_epoch.get(current[0], 1.0)  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(credit, "loss", loss)
+        monkeypatch.setattr(kind, "loss", loss)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e200])

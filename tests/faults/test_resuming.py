@@ -306,7 +306,7 @@ def test_trouble_with_an_evaluation_costs_no_epoch(tmp_path: Path, monkeypatch: 
 
 
 def assert_same_end(*folders: Path) -> None:
-    """Weights, moments, the objective's state and all epochs."""
+    """Weights, moments, the method's state and all epochs."""
     ends = [folder / "checkpoints" / "epoch-000004" for folder in folders]
     for name in ("weights.safetensors", "optimizer.safetensors"):
         assert len({(end / name).read_bytes() for end in ends}) == 1
@@ -321,17 +321,17 @@ def assert_same_end(*folders: Path) -> None:
 def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, gradients: int
 ) -> None:
-    """The objective's state, which has gone on by then, is saved as it was before the epoch."""
+    """The method's state is saved as it was before the epoch."""
     options: dict[str, Any] = {"method": method, "save_every": 100, "batch_size": 12}
     make(tmp_path / "whole", **options).train()
     gradient, done = Updater._gradient, []
 
-    def troubled(self: Updater, credit: Any, epoch: Any, *rest: Any) -> Any:
+    def troubled(self: Updater, loss: Any, epoch: Any, *rest: Any) -> Any:
         if epoch.number == 3:
             done.append(epoch.number)
             if len(done) > gradients:
                 raise MemoryError
-        return gradient(self, credit, epoch, *rest)
+        return gradient(self, loss, epoch, *rest)
 
     monkeypatch.setattr(Updater, "_gradient", troubled)
     with pytest.raises(RunError, match="out of memory while computing the gradient"):

@@ -37,7 +37,7 @@ CORE = (
     "evaluation/results", "evaluation/measures", "evaluation/unseen", "storage/checkpoints",
 )  # fmt: skip
 TESTS = (
-    "checkpoints", "estimators", "evaluation", "exact_gradient", "heldout", "monitoring", "objectives", "optimization",
+    "checkpoints", "estimators", "evaluation", "exact_gradient", "heldout", "monitoring", "methods", "optimization",
     "outcome", "outcome_figures", "precision", "rollout", "sampling", "scoring", "unseen", "values",
     "ziegler",
 )  # fmt: skip

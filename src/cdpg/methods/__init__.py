@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import Credit, Objective, WeightedObjective
+from cdpg.methods.base import EpochLoss, Method, SampleLoss, State, WeightedMethod
 from cdpg.methods.cdpg import CDPG
 from cdpg.methods.dpg import DPG
 from cdpg.methods.reinforce import Reinforce
 from cdpg.methods.ziegler import Ziegler
-from cdpg.models.base import LanguageModel
 
-__all__ = ["CDPG", "DPG", "Credit", "Objective", "Reinforce", "WeightedObjective", "Ziegler", "make_objective"]
+__all__ = [
+    "CDPG", "DPG", "EpochLoss", "Method", "Reinforce", "SampleLoss", "State", "WeightedMethod", "Ziegler",
+    "make_method",
+]  # fmt: skip
 
 
-def make_objective(config: CDPGConfig, policy: LanguageModel) -> Objective:
-    """The objective that ``method`` names."""
-    makers: dict[str, Callable[[], Objective]] = {
-        "cdpg": lambda: CDPG(config.partition_epsilon),
-        "dpg": lambda: DPG(config.partition_epsilon),
-        "reinforce": Reinforce,
-        "ziegler": lambda: Ziegler(config, policy),
-    }
-    return makers[config.method]()
+def make_method(config: CDPGConfig) -> Method:
+    """The method that ``config`` names."""
+    kinds: dict[str, type[Method]] = {"cdpg": CDPG, "dpg": DPG, "reinforce": Reinforce, "ziegler": Ziegler}
+    return kinds[config.method](config)

@@ -1,30 +1,39 @@
-"""What an objective is: it turns an epoch's samples into a loss for each, and knows nothing of the trainer.
+"""What a method is: it turns an epoch's samples into a loss for each, and knows nothing of the trainer.
 
 Every method is one loop with a different coefficient, ``θ ← θ + α · w(x,c) · ∇log π(x|c)``. A new one of that kind is
-a subclass of :class:`WeightedObjective` with one method.
+a subclass of :class:`WeightedMethod` with one function, ``weights``.
+
+A method changes nothing: what it carries from one epoch to the next goes into :meth:`Method.epoch_loss` and comes out
+of it. Nothing here loads torch, so that settings and methods can be listed at once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor, nn
+from cdpg.config import CDPGConfig
 
-from cdpg.models.base import LanguageModel, TokenScores
-from cdpg.rollout.rollout import Rollout
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from cdpg.models.base import LanguageModel, TokenScores
+    from cdpg.rollout.rollout import Rollout
+
+State = Mapping[str, float]
+"""What a method carries from one epoch to the next, beside parameters; checkpoints keep it as JSON."""
 
 
-class Credit(ABC):
-    """What each sample of an epoch is worth, ready to be turned into losses."""
+class SampleLoss(ABC):
+    """The loss of each sample of an epoch."""
 
     active: Tensor
     """``[row]`` over all processes: whether the row has any gradient."""
     weights: Tensor | None = None
     """``[row]`` of this process: the coefficient of each sample; None where a sample has no single one."""
-    units: float
+    normalizer: float
     """What the epoch's summed loss is divided by to make it a mean: valid samples, or their tokens."""
 
     @abstractmethod
@@ -32,52 +41,78 @@ class Credit(ABC):
         """The summed loss of some of this process's rows."""
 
 
-class Objective(ABC):
-    """One way to spend an epoch's samples."""
+@dataclass(frozen=True)
+class EpochLoss:
+    """What a method makes of an epoch's samples."""
 
-    scores_every_sample = False
+    samples: SampleLoss
+    state: State
+    """For the next epoch."""
+    metrics: Mapping[str, float]
+    """What is logged for the epoch."""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """One way to learn from an epoch's samples."""
+
+    config: CDPGConfig
+
+    scores_every_sample: ClassVar[bool] = False
     """Whether the base must score the samples with b = 0 too."""
-    passes = 1
-    """How often each epoch's samples are gone through."""
-    module: nn.Module | None = None
-    """Parameters of its own, trained along with the policy's."""
+
+    @property
+    def passes(self) -> int:
+        """How often each epoch's samples are gone through."""
+        return 1
+
+    def begin(self) -> State:
+        """The state before the first epoch."""
+        return {}
+
+    def make_module(self, policy: LanguageModel) -> nn.Module | None:
+        """Parameters of its own, to be trained along with the policy's."""
+        return None
 
     @abstractmethod
-    def credit(self, rollout: Rollout, policy: LanguageModel) -> Credit:
-        """Assign credit to the epoch's samples; called once an epoch."""
-
-    def metrics(self) -> dict[str, float]:
-        """What it wants logged for the epoch."""
-        return {}
-
-    def state(self) -> dict[str, float]:
-        """What a resumed run needs, beside the parameters."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+    def epoch_loss(
+        self, state: State, rollout: Rollout, policy: LanguageModel, module: nn.Module | None = None
+    ) -> EpochLoss:
+        """The loss of the epoch's samples, from the state after the epoch before; ``module`` is its own, if any."""
 
 
-class WeightedObjective(Objective):
+class WeightedMethod(Method):
     """``−w(x,c) · log π(x|c)`` summed over samples, w a constant."""
 
+    follows_policy: ClassVar[bool] = False
+    """Whether w is multiplied by π/q, π being the policy of each step and q that of the samples."""
+
     @abstractmethod
-    def weights(self, rollout: Rollout) -> Tensor:
-        """w, ``[context, sample]``; 0 means that the sample needs no gradient."""
+    def weights(self, rollout: Rollout, state: State) -> Tensor:
+        """w, ``[context, sample]``; 0 means that the sample needs no gradient. ``state`` has seen the epoch."""
 
-    follows_policy = False
-    """Whether w is owed to the policy of each step rather than to q: then it is multiplied by π/q."""
+    def advance(self, state: State, rollout: Rollout) -> State:
+        """The state once it has seen the epoch's samples."""
+        return state
 
-    def credit(self, rollout: Rollout, policy: LanguageModel) -> Credit:
-        return WeightedCredit(rollout, self.weights(rollout), self.follows_policy)
+    def metrics(self, state: State) -> Mapping[str, float]:
+        """What is logged for an epoch that ``state`` has seen."""
+        return {}
+
+    def epoch_loss(
+        self, state: State, rollout: Rollout, policy: LanguageModel, module: nn.Module | None = None
+    ) -> EpochLoss:
+        state = self.advance(state, rollout)
+        loss = WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy)
+        return EpochLoss(loss, state, self.metrics(state))
 
 
-class WeightedCredit(Credit):
-    """Constant weights, with the factor π/q where the objective follows the policy."""
+class WeightedLoss(SampleLoss):
+    """Constant weights, with the factor π/q where the method asks for it."""
 
     def __init__(self, rollout: Rollout, weights: Tensor, follows_policy: bool) -> None:
         self.active = (weights != 0).flatten()
-        self.units = float(rollout.valid.sum())
+        self.normalizer = float(rollout.valid.sum())
         self.weights: Tensor = rollout.own(weights.detach())
         self._log_q = rollout.own(rollout.log_q) if follows_policy else None
 
@@ -86,5 +121,5 @@ class WeightedCredit(Credit):
         log_policy = scores.log_prob()
         weights = self.weights[rows].to(log_policy)
         if self._log_q is not None:
-            weights = weights * torch.exp(log_policy.detach() - self._log_q[rows].to(log_policy))
+            weights = weights * (log_policy.detach() - self._log_q[rows].to(log_policy)).exp()
         return -(weights * log_policy).sum()

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from cdpg.methods.base import WeightedObjective
-from cdpg.rollout.rollout import Rollout
+from cdpg.methods.base import State, WeightedMethod
 from cdpg.target import partition
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class CDPG(WeightedObjective):
+    from cdpg.rollout.rollout import Rollout
+
+
+class CDPG(WeightedMethod):
     """w = P_c(x) / ((Ẑ_c + ε) q(x|c)), Algorithm 1 of the paper.
 
     With the exact Z_c the gradient is unbiased; with Ẑ_c from the same M samples its expectation at q = a is
     κ_c = 1 − (1 − Z_c)^M times the true gradient of the context.
     """
 
-    def __init__(self, epsilon: float) -> None:
-        self.epsilon = epsilon
-
-    def weights(self, rollout: Rollout) -> Tensor:
-        return partition.weights(rollout.log_ratio, rollout.log_z, self.epsilon)
+    def weights(self, rollout: Rollout, state: State) -> Tensor:
+        return partition.weights(rollout.log_ratio, rollout.log_z, self.config.partition_epsilon)

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from cdpg.methods.base import WeightedObjective
-from cdpg.rollout.rollout import Rollout
+from cdpg.methods.base import State, WeightedMethod
 from cdpg.target import partition
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class DPG(WeightedObjective):
+    from cdpg.rollout.rollout import Rollout
+
+
+class DPG(WeightedMethod):
     """w = P_c(x) / ((Z̄ + ε) q(x|c)), Z̄ the running mean of P_c(x)/q(x|c) over all samples so far.
 
     Its expected gradient weighs each context by Z_c/Z̄: biased as soon as Z_c varies.
     """
 
-    def __init__(self, epsilon: float) -> None:
-        self.epsilon = epsilon
-        self.ratio_sum = 0.0
-        self.count = 0
+    def begin(self) -> State:
+        """The sum of P_c(x)/q(x|c), and over how many samples."""
+        return {"ratio_sum": 0.0, "count": 0}
 
-    @property
-    def z(self) -> float:
-        """Z̄."""
-        return self.ratio_sum / self.count if self.count else 0.0
-
-    def weights(self, rollout: Rollout) -> Tensor:
+    def advance(self, state: State, rollout: Rollout) -> State:
         ratio_sum = float(rollout.log_ratio.exp().sum())
-        if math.isfinite(ratio_sum):  # else the epoch gives no step, and must not spoil the mean for good
-            self.ratio_sum += ratio_sum
-            self.count += int(rollout.valid.sum())
-        log_z = torch.tensor(math.log(self.z) if self.z > 0 else -math.inf, dtype=torch.float64)
-        return partition.weights(rollout.log_ratio, log_z, self.epsilon)
+        if not math.isfinite(ratio_sum):  # the epoch gives no step, and must not spoil the mean for good
+            return state
+        return {
+            "ratio_sum": state["ratio_sum"] + ratio_sum,
+            "count": state["count"] + int(rollout.valid.sum()),
+        }
 
-    def metrics(self) -> dict[str, float]:
-        return {"z_running": self.z}
+    def weights(self, rollout: Rollout, state: State) -> Tensor:
+        z = running_mean(state)
+        log_z = rollout.log_ratio.new_tensor(math.log(z) if z > 0 else -math.inf)
+        return partition.weights(rollout.log_ratio, log_z, self.config.partition_epsilon)
 
-    def state(self) -> dict[str, float]:
-        return {"ratio_sum": self.ratio_sum, "count": self.count}
+    def metrics(self, state: State) -> Mapping[str, float]:
+        return {"z_running": running_mean(state)}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.ratio_sum, self.count = float(state["ratio_sum"]), int(state["count"])
+
+def running_mean(state: State) -> float:
+    """Z̄."""
+    return state["ratio_sum"] / state["count"] if state["count"] else 0.0

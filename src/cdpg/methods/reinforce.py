@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from cdpg.methods.base import WeightedObjective
-from cdpg.rollout.rollout import Rollout
+from cdpg.methods.base import State, WeightedMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cdpg.rollout.rollout import Rollout
 
 
-class Reinforce(WeightedObjective):
+class Reinforce(WeightedMethod):
     """w = b(x,c); the factor π/q, detached, keeps it right after the first step on an epoch's samples."""
 
     follows_policy = True
 
-    def weights(self, rollout: Rollout) -> Tensor:
+    def weights(self, rollout: Rollout, state: State) -> Tensor:
         return rollout.b.where(rollout.valid, rollout.b.new_zeros(()))

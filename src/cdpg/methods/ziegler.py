@@ -8,17 +8,18 @@ head is a linear map of the policy's states that starts at 0 and shares the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import Credit, Objective
-from cdpg.models.base import LanguageModel, TokenScores
-from cdpg.models.scoring import plan_passes, prompts_and_rows
-from cdpg.rollout.rollout import Rollout
+from cdpg.methods.base import EpochLoss, Method, SampleLoss, State
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from cdpg.models.base import LanguageModel, TokenScores
+    from cdpg.rollout.rollout import Rollout
 
 _LARGEST_ERROR = 0.2
 """β changes by at most this share of the samples over the horizon."""
@@ -32,7 +33,7 @@ def token_rewards(b: Tensor, log_q: Tensor, log_a: Tensor, lengths: Tensor, beta
 
 def advantages(rewards: Tensor, values: Tensor, mask: Tensor, decay: float) -> Tensor:
     """Generalised advantage estimates, γ = 1, ``[row, token]``: A_t = δ_t + λ A_{t+1}, δ_t = r_t + V_{t+1} − V_t."""
-    result = torch.zeros_like(rewards)
+    result = rewards.new_zeros(rewards.shape)
     values = values * mask
     following = next_value = rewards.new_zeros(len(rewards))
     for position in reversed(range(rewards.shape[1])):
@@ -45,6 +46,8 @@ def advantages(rewards: Tensor, values: Tensor, mask: Tensor, decay: float) -> T
 
 def whiten(values: Tensor, mask: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
     """Mean 0 and variance 1 over the tokens of all processes; 0 where the mask is false."""
+    import torch
+
     count, first, second = total(torch.stack([mask.sum().to(values), (values * mask).sum(), (values**2 * mask).sum()]))
     mean = first / count
     variance = (second / count - mean**2).clamp(min=0.0)
@@ -55,13 +58,13 @@ def whiten(values: Tensor, mask: Tensor, total: Callable[[Tensor], Tensor]) -> T
 def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """−min(r A, clip(r, 1 ± clip) A) for each token, r = π/q."""
     ratio = log_ratio.exp()
-    return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
+    return (-advantage * ratio).maximum(-advantage * ratio.clamp(1 - clip, 1 + clip))
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
     """½ max((V − R)², (V_clipped − R)²) for each token, V_clipped within ``clip`` of the estimate at sampling time."""
     clipped = old_value + (value - old_value).clamp(-clip, clip)
-    return 0.5 * torch.maximum((value - returns) ** 2, (clipped - returns) ** 2)
+    return 0.5 * ((value - returns) ** 2).maximum((clipped - returns) ** 2)
 
 
 def adapted_beta(beta: float, kl: float, target: float, samples: int, horizon: int) -> float:
@@ -70,89 +73,113 @@ def adapted_beta(beta: float, kl: float, target: float, samples: int, horizon: i
     return beta * (1.0 + error * samples / horizon)
 
 
-class Ziegler(Objective):
+class Ziegler(Method):
     """Reward b − β KL(π, a), the KL paid token by token, β adapted to a target KL."""
 
     scores_every_sample = True
 
-    def __init__(self, config: CDPGConfig, policy: LanguageModel) -> None:
-        self.config, self.passes, self.kl = config, config.ziegler_epochs, 0.0
-        self.beta = self.beta_used = config.ziegler_beta
-        parameter = next(policy.module.parameters())
-        self.value_head = nn.Linear(policy.hidden_size, 1, device=parameter.device, dtype=parameter.dtype)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
-        self.module = self.value_head
+    @property
+    def settings(self) -> CDPGConfig:
+        return self.config
 
-    def credit(self, rollout: Rollout, policy: LanguageModel) -> Credit:
+    @property
+    def passes(self) -> int:
+        return self.settings.ziegler_epochs
+
+    def begin(self) -> State:
+        return {"beta": self.settings.ziegler_beta}
+
+    def make_module(self, policy: LanguageModel) -> nn.Linear:
+        """The value head: estimates of the reward still to come, from the policy's states."""
+        from torch import nn
+
+        parameter = next(policy.module.parameters())
+        value_head = nn.Linear(policy.hidden_size, 1, device=parameter.device, dtype=parameter.dtype)
+        nn.init.zeros_(value_head.weight)
+        nn.init.zeros_(value_head.bias)
+        return value_head
+
+    def epoch_loss(
+        self, state: State, rollout: Rollout, policy: LanguageModel, module: nn.Module | None = None
+    ) -> EpochLoss:
+        import torch
+
+        beta, value_head = state["beta"], cast("nn.Linear", module)
         samples = rollout.samples
         lengths = samples.lengths.flatten()
         log_q, log_a = (tensor.flatten(0, 1) for tensor in (samples.token_log_q, rollout.token_log_a))
         mask = (torch.arange(log_q.shape[1]) < lengths[:, None]) & rollout.own(rollout.valid)[:, None]
-        values = self._values(rollout, policy)
-        rewards = token_rewards(rollout.own(rollout.b), log_q, log_a, lengths, self.beta)
-        advantage = advantages(rewards, values, mask, self.config.ziegler_gae_lambda)
-        credit = PPOCredit(
-            self, rollout, log_q, values, advantage + values, whiten(advantage, mask, rollout.total), mask
+        values = old_values(value_head, rollout, policy, self.config.tokens_per_pass)
+        rewards = token_rewards(rollout.own(rollout.b), log_q, log_a, lengths, beta)
+        advantage = advantages(rewards, values, mask, self.settings.ziegler_gae_lambda)
+        white = whiten(advantage, mask, rollout.total)
+        kl = float((rollout.log_q - rollout.log_a)[rollout.valid].mean())
+        return EpochLoss(
+            PPOLoss(self.settings, value_head, rollout, Tokens(log_q, values, advantage + values, white, mask)),
+            state={"beta": self._next_beta(beta, kl, rollout)},
+            metrics={"beta": beta, "kl_policy_base": kl},
         )
-        self._adapt_beta(rollout)
-        return credit
 
-    def value(self, hidden: Tensor) -> Tensor:
-        """``[row, token]`` estimates of the reward still to come."""
-        values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))[..., 0]
-        return values
-
-    @torch.no_grad()
-    def _values(self, rollout: Rollout, policy: LanguageModel) -> Tensor:
-        """``[row, token]``: the value head's estimates before the first step."""
-        samples = rollout.samples
-        values = samples.token_log_q.new_zeros(samples.token_log_q.flatten(0, 1).shape)
-        for part in plan_passes(samples, torch.arange(len(values)), self.config.tokens_per_pass):
-            scores = policy.score(*prompts_and_rows(samples, part))
-            values[part, : scores.mask.shape[1]] = (self.value(scores.hidden) * scores.mask).to("cpu", torch.float64)
-        return values
-
-    def _adapt_beta(self, rollout: Rollout) -> None:
-        self.beta_used = self.beta
-        self.kl = float((rollout.log_q - rollout.log_a)[rollout.valid].mean())
-        if math.isnan(self.kl):
-            return  # the epoch gives no step, and must not spoil β for good
+    def _next_beta(self, beta: float, kl: float, rollout: Rollout) -> float:
+        if math.isnan(kl):
+            return beta  # the epoch gives no step, and must not spoil β for good
         samples = int(rollout.valid.sum())
-        self.beta = adapted_beta(
-            self.beta, self.kl, self.config.ziegler_target_kl, samples, self.config.ziegler_horizon
-        )
-
-    def metrics(self) -> dict[str, float]:
-        return {"beta": self.beta_used, "kl_policy_base": self.kl}
-
-    def state(self) -> dict[str, float]:
-        return {"beta": self.beta}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.beta = float(state["beta"])
+        return adapted_beta(beta, kl, self.settings.ziegler_target_kl, samples, self.settings.ziegler_horizon)
 
 
-class PPOCredit(Credit):
-    """Advantages and returns of every token, ``[row, token]``, fixed for the epoch's passes."""
+def estimates(value_head: nn.Linear, hidden: Tensor) -> Tensor:
+    """``[row, token]`` estimates of the reward still to come."""
+    values: Tensor = value_head(hidden.to(value_head.weight.dtype))[..., 0]
+    return values
 
-    def __init__(
-        self, objective: Ziegler, rollout: Rollout, log_q: Tensor, values: Tensor, returns: Tensor, advantage: Tensor,
-        mask: Tensor,
-    ) -> None:  # fmt: skip
+
+def old_values(value_head: nn.Linear, rollout: Rollout, policy: LanguageModel, tokens_per_pass: int) -> Tensor:
+    """``[row, token]``: the value head's estimates before the first step."""
+    import torch
+
+    from cdpg.models.scoring import plan_passes, prompts_and_rows
+
+    samples = rollout.samples
+    values = samples.token_log_q.new_zeros(samples.token_log_q.flatten(0, 1).shape)
+    with torch.no_grad():
+        for part in plan_passes(samples, torch.arange(len(values)), tokens_per_pass):
+            scores = policy.score(*prompts_and_rows(samples, part))
+            found = estimates(value_head, scores.hidden) * scores.mask
+            values[part, : scores.mask.shape[1]] = found.to("cpu", torch.float64)
+    return values
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """``[row, token]`` of this process, fixed for the epoch's passes."""
+
+    log_q: Tensor
+    values: Tensor
+    """Estimates before the first step."""
+    returns: Tensor
+    advantage: Tensor
+    """Whitened."""
+    mask: Tensor
+    """Whether the token counts: it is no padding, and its sample was judged."""
+
+
+class PPOLoss(SampleLoss):
+    """The clipped losses of the policy and of the value head, token by token."""
+
+    def __init__(self, settings: CDPGConfig, value_head: nn.Linear, rollout: Rollout, tokens: Tokens) -> None:
         self.active = rollout.valid.flatten()
-        self.units = float(rollout.lengths[rollout.valid].sum())
-        self._objective = objective
-        self._log_q, self._values, self._returns, self._advantage, self._mask = log_q, values, returns, advantage, mask
+        self.normalizer = float(rollout.lengths[rollout.valid].sum())
+        self._settings, self._value_head, self._tokens = settings, value_head, tokens
 
     def loss(self, rows: Tensor, scores: TokenScores) -> Tensor:
         """Σ_t [policy loss + weight · value loss] over the tokens that count."""
-        config, log_probs = self._objective.config, scores.log_probs
+        settings, tokens, log_probs = self._settings, self._tokens, scores.log_probs
         width = log_probs.shape[1]
         log_q, old_value, returns, advantage, mask = (
             tensor[rows, :width].to(log_probs)
-            for tensor in (self._log_q, self._values, self._returns, self._advantage, self._mask)
+            for tensor in (tokens.log_q, tokens.values, tokens.returns, tokens.advantage, tokens.mask)
         )
-        policy = clipped_policy_loss(log_probs - log_q, advantage, config.ziegler_clip)
-        value = clipped_value_loss(self._objective.value(scores.hidden), old_value, returns, config.ziegler_clip)
-        return ((policy + config.ziegler_value_weight * value) * mask).sum()
+        policy = clipped_policy_loss(log_probs - log_q, advantage, settings.ziegler_clip)
+        estimate = estimates(self._value_head, scores.hidden)
+        value = clipped_value_loss(estimate, old_value, returns, settings.ziegler_clip)
+        return ((policy + settings.ziegler_value_weight * value) * mask).sum()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpg.config import CDPGConfig
+from cdpg.methods.base import State
 from cdpg.storage import schedule
 from cdpg.storage.atomic import write_lines
 from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
@@ -62,14 +63,14 @@ class Journal:
             files.discard(self._folder.evaluation)
             files.discard(self._folder.report)
 
-    def save(self, epoch: int, config: CDPGConfig) -> None:
+    def save(self, epoch: int, config: CDPGConfig, method_state: State) -> None:
         """Write a checkpoint of what a resumed run needs; the logs reach the disk first."""
         for file in self._logs.values():
             file.sync()
         state = {
             "config": schedule.settled(config).to_mapping(),
             "origin": self._origin,
-            "objective": self._trainable.objective.state(),
+            "objective": dict(method_state),
             "positions": {name: file.position() for name, file in self._logs.items()},
         }
         save_checkpoint(self._folder.checkpoints, epoch, self._trainable.tensors(), state, config.keep_checkpoints)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cdpg.errors import UserError
 from cdpg.messages.terms import term
-from cdpg.methods.base import Objective
+from cdpg.methods.base import State
 from cdpg.storage.checkpoints import Checkpoint
 
 
@@ -20,14 +20,15 @@ class Trainable:
     """Everything that changes while training."""
 
     policy: nn.Module
-    objective: Objective
+    module: nn.Module | None
+    """The method's own parameters."""
     optimizer: torch.optim.Optimizer
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, a tied one once; those of the objective come last."""
+        """Trainable parameters by name, a tied one once; those of the method come last, as ``objective.…``."""
         named = {f"policy.{name}": p for name, p in self.policy.named_parameters() if p.requires_grad}
-        if self.objective.module is not None:
-            named |= {f"objective.{name}": p for name, p in self.objective.module.named_parameters()}
+        if self.module is not None:
+            named |= {f"objective.{name}": p for name, p in self.module.named_parameters()}
         return named
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -41,8 +42,8 @@ class Trainable:
         weights = {name: parameter.detach() for name, parameter in parameters.items()}
         return {"weights": weights, "optimizer": moments}
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of the same model and method."""
+    def restore(self, checkpoint: Checkpoint) -> State:
+        """Continue from a checkpoint of the same model and method; the method's state."""
         parameters = self.named_parameters()
         self._check_names(checkpoint, parameters)
         moments: dict[str, dict[str, Tensor]] = {}
@@ -59,7 +60,8 @@ class Trainable:
                         kind: value.to(parameter.device)
                         for kind, value in moments[name].items()
                     }
-        self.objective.load_state(checkpoint.state["objective"])
+        state: State = checkpoint.state["objective"]
+        return state
 
     @staticmethod
     def _check_names(checkpoint: Checkpoint, parameters: Mapping[str, Any]) -> None:

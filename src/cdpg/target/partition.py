@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     The normalised deviation is that of the paper's appendix A.5.
     """
     judged = valid.any(dim=1)
-    ratio = log_ratio.exp().where(valid, torch.zeros_like(log_ratio))[judged]
+    ratio = log_ratio.exp().masked_fill(~valid, 0.0)[judged]
     valid = valid[judged]
     if not len(ratio):
         return PartitionSummary(mean=0.0, nstd=None, nstd_corrected=None, coverage=0.0, ess=None)
@@ -61,7 +62,7 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     covered = ratio.sum(dim=1) > 0
     mean = float(z.mean())
     variance = float(z.var(correction=0))
-    deviation = (ratio - z[:, None]).where(valid, torch.zeros_like(ratio))
+    deviation = (ratio - z[:, None]).masked_fill(~valid, 0.0)
     several = count > 1  # of a single sample s² is undefined
     noise = deviation[several].square().sum(dim=1) / (count[several] - 1) / count[several]
     within = float(noise.mean()) if len(noise) else None

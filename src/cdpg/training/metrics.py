@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from cdpg.methods.base import Objective
 from cdpg.models.rng import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_target_policy, mean_over_covered
@@ -16,9 +15,7 @@ from cdpg.target.target import log_target
 from cdpg.training.optimization import StepSummary
 
 
-def metrics_record(
-    rollout: Rollout, summary: StepSummary, objective: Objective, learning_rate: float, epsilon: float
-) -> dict[str, Any]:
+def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float, epsilon: float) -> dict[str, Any]:
     """The epoch's line, without its times; means are over valid samples, zeros included, and None without any."""
     partition = summarize_partition(rollout.log_ratio, rollout.valid)
     kl, _ = mean_over_covered(
@@ -46,7 +43,7 @@ def metrics_record(
         "checks_failed": int(rollout.failed.sum()),
         "checks_exhausted": sum(count for kind, count in rollout.checks.items() if kind.startswith("exhausted_")),
         **{f"checks_{kind}": count for kind, count in rollout.checks.items()},
-        **objective.metrics(),
+        **summary.metrics,
     }
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import Credit, Objective
+from cdpg.methods.base import Method, SampleLoss, State
 from cdpg.models.base import LanguageModel
 from cdpg.models.rng import UniformStream
 from cdpg.models.scoring import plan_passes, prompts_and_rows
@@ -47,6 +47,10 @@ class StepSummary:
     """Steps without a satisfying sample: not a bit of a parameter or a moment changes."""
     refused: tuple[RefusedStep, ...] = ()
     """Steps whose loss or gradient was not finite, or too large to be squared: skipped likewise."""
+    state: State = field(default_factory=dict)
+    """The method's, for the next epoch."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the method logs for the epoch."""
 
     @property
     def nonfinite(self) -> int:
@@ -59,9 +63,9 @@ class StepSummary:
         return any(not step.weights_finite for step in self.refused)
 
 
-def trainable_parameters(policy: LanguageModel, objective: Objective) -> list[nn.Parameter]:
-    """Those of the policy and of the objective that are trained."""
-    modules = [policy.module, *([objective.module] if objective.module else [])]
+def trainable_parameters(policy: LanguageModel, module: nn.Module | None) -> list[nn.Parameter]:
+    """Those of the policy and of the method's own module that are trained."""
+    modules = [policy.module, *([module] if module is not None else [])]
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -74,12 +78,12 @@ def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> to
 
 
 def accumulate(
-    policy: LanguageModel, credit: Credit, rollout: Rollout, rows: Tensor, divisor: float, tokens_per_pass: int
+    policy: LanguageModel, sample_loss: SampleLoss, rollout: Rollout, rows: Tensor, divisor: float, tokens_per_pass: int
 ) -> float:
     """Add the gradient of ``Σ loss / divisor`` over this process's flat rows; returns that sum."""
     loss_sum = 0.0
     for part in plan_passes(rollout.samples, rows, tokens_per_pass):
-        loss = credit.loss(part, policy.score(*prompts_and_rows(rollout.samples, part))) / divisor
+        loss = sample_loss.loss(part, policy.score(*prompts_and_rows(rollout.samples, part))) / divisor
         loss.backward()
         loss_sum += float(loss.detach())
     return loss_sum
@@ -90,7 +94,9 @@ class Updater:
     """Takes an epoch's optimiser steps."""
 
     policy: LanguageModel
-    objective: Objective
+    method: Method
+    module: nn.Module | None
+    """The method's own parameters."""
     optimizer: torch.optim.Optimizer
     parameters: Sequence[nn.Parameter]
     config: CDPGConfig
@@ -98,21 +104,21 @@ class Updater:
     call_callbacks: Callable[[str], None] = lambda event: None
     """Called with ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
 
-    def update(self, rollout: Rollout, rescue: Callable[[], None] = lambda: None) -> StepSummary:
-        """Go through the epoch's samples as often as the objective asks, shuffled anew each time.
+    def update(self, rollout: Rollout, state: State, rescue: Callable[[], None] = lambda: None) -> StepSummary:
+        """Go through the epoch's samples as often as the method asks, shuffled anew each time.
 
-        If it fails before the first step, ``rescue`` is called; nothing has changed since the epoch began.
+        ``state`` is the method's after the epoch before. If it fails before the first step, ``rescue`` is called;
+        nothing has changed since the epoch began.
         """
-        before, taken = self.objective.state(), list[tuple[float, float]]()
+        taken = list[tuple[float, float]]()
         try:
-            return self._steps(rollout, taken)
+            return self._steps(rollout, state, taken)
         except Exception:
             if not taken:
-                self.objective.load_state(before)
                 rescue()
             raise
 
-    def _steps(self, rollout: Rollout, taken: list[tuple[float, float]]) -> StepSummary:
+    def _steps(self, rollout: Rollout, state: State, taken: list[tuple[float, float]]) -> StepSummary:
         """Take them; ``taken`` has loss and gradient norm of each, from before it is begun.
 
         The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
@@ -120,24 +126,25 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(rollout.number)
         with self._memory():
-            credit = self.objective.credit(rollout, self.policy)
+            epoch = self.method.epoch_loss(state, rollout, self.policy, self.module)
+        sample_loss = epoch.samples
         samples = rollout.b.numel()
         batch_size = self.config.batch_size or samples
-        divisor = credit.units * batch_size / samples
+        divisor = sample_loss.normalizer * batch_size / samples
         skipped, refused = 0, list[RefusedStep]()
         for batch in self._batches(rollout, batch_size):
-            if not credit.active[batch].any():
+            if not sample_loss.active[batch].any():
                 skipped += 1
                 continue
             with self._memory():
-                loss, norm = self._gradient(credit, rollout, batch[credit.active[batch]], divisor)
+                loss, norm = self._gradient(sample_loss, rollout, batch[sample_loss.active[batch]], divisor)
             safe = self._safe(loss, norm)
             if safe:
                 taken.append((loss, norm))
                 if self._step():
                     continue
                 taken.pop()
-            refused.append(RefusedStep(batch, loss, norm, credit.weights, weights_finite=not safe))
+            refused.append(RefusedStep(batch, loss, norm, sample_loss.weights, weights_finite=not safe))
             if safe:
                 break  # the parameters are not finite: no further step can mend them
         losses, norms = zip(*taken, strict=True) if taken else ((), ())
@@ -147,6 +154,8 @@ class Updater:
             steps=len(taken),
             skipped=skipped,
             refused=tuple(refused),
+            state=epoch.state,
+            metrics=epoch.metrics,
         )
 
     def _safe(self, loss: float, norm: float) -> bool:
@@ -173,17 +182,17 @@ class Updater:
 
     def _batches(self, rollout: Rollout, batch_size: int) -> Iterator[Tensor]:
         """Flat rows of all processes, in shuffled batches."""
-        for number in range(self.objective.passes):
+        for number in range(self.method.passes):
             stream = UniformStream(self.config.seed, f"shuffle-{number}", rollout.number)
             yield from torch.from_numpy(stream.permutation(rollout.b.numel())).split(batch_size)
 
-    def _gradient(self, credit: Credit, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
+    def _gradient(self, sample_loss: SampleLoss, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
         # The buffers stay: a first try with few samples then needs the memory of the real run, and shows it.
         self.optimizer.zero_grad(set_to_none=False)
         first, count = rollout.first_context * rollout.b.shape[1], rollout.samples.lengths.numel()
         own = rows[(rows >= first) & (rows < first + count)] - first
-        loss = accumulate(self.policy, credit, rollout, own, divisor, self.config.tokens_per_pass)
+        loss = accumulate(self.policy, sample_loss, rollout, own, divisor, self.config.tokens_per_pass)
         self.processes.sum_gradients(self.parameters)
         loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])

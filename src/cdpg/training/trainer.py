@@ -29,7 +29,7 @@ from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.messages.notices import shows_notices
 from cdpg.messages.progress import Progress as SimpleProgress
 from cdpg.messages.text import duration
-from cdpg.methods import make_objective
+from cdpg.methods import make_method
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_policy_and_base
 from cdpg.models.sampling import StopRule
@@ -115,15 +115,16 @@ class CDPGTrainer(TakesCallbacks):
         tuned_on = frozenset(prompt_digests(self.contexts))
         evaluated = (self.base, self.eval_contexts, self.judge, measure, self.args, self.processes, stop, tuned_on)
         self.evaluator = Evaluator.of(*evaluated)
-        self.objective = make_objective(self.args, self.policy)
-        parameters = trainable_parameters(self.policy, self.objective)
+        self.method = make_method(self.args)
+        self.method_state, module = self.method.begin(), self.method.make_module(self.policy)
+        parameters = trainable_parameters(self.policy, module)
         self.optimizer = make_optimizer(parameters, self.args)
-        self._trainable = Trainable(self.policy.module, self.objective, self.optimizer)
+        self._trainable = Trainable(self.policy.module, module, self.optimizer)
         self._stream = ContextStream(self.contexts, self.args.seed)
         self._sampler = Sampler(self.policy, self.base, self.judge, self.args, self.processes, stop)
         parts = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), self.args, self.processes.is_main, bool(self.eval_contexts), parts)
-        setup = (self.policy, self.objective, self.optimizer, parameters, self.args, self.processes)
+        setup = (self.policy, self.method, module, self.optimizer, parameters, self.args, self.processes)
         self._updater = Updater(*setup, self._callbacks.call)
         self.folder = RunFolder(self.args.output_dir)
         self._failures = FailureLog(self.folder.failures, self.args.check_failures, self.processes)
@@ -271,7 +272,8 @@ class CDPGTrainer(TakesCallbacks):
             self._failures.append(rollout)
             self.processes.wait()  # or a launcher ends the main process while it writes
             raise problem
-        summary = self._updater.update(rollout, lambda: self._rescue(number - 1))
+        summary = self._updater.update(rollout, self.method_state, lambda: self._rescue(number - 1))
+        self.method_state = summary.state
         watch.lap("gradient")
         if summary.refused and self.processes.is_main:
             keep_refused(self.folder.nonfinite, rollout, summary)
@@ -280,7 +282,7 @@ class CDPGTrainer(TakesCallbacks):
                 f"a step of epoch {number} left weights that are not finite: lower learning_rate or set max_grad_norm; "
                 f"the batch is in {str(self.folder.nonfinite)!r}, the checkpoints are those from before"
             )
-        record = metrics_record(rollout, summary, self.objective, self.args.rate(number), self.args.partition_epsilon)
+        record = metrics_record(rollout, summary, self.args.rate(number), self.args.partition_epsilon)
         record["seconds"] = time.perf_counter() - started
         record |= {f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()}
         if self.processes.is_main:
@@ -298,13 +300,13 @@ class CDPGTrainer(TakesCallbacks):
         """The samples of an epoch, judged and scored."""
         chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
         contexts, prompts = [self.contexts[i] for i in chosen], [self._prompts[i] for i in chosen]
-        return self._sampler.draw(number, contexts, prompts, self.objective.scores_every_sample, watch)
+        return self._sampler.draw(number, contexts, prompts, self.method.scores_every_sample, watch)
 
     def _rescue(self, done: int) -> None:
         """Save the epochs that are done, when the next one failed before it changed anything."""
         if done and self.processes.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
-                self._journal.save(done, self.args)
+                self._journal.save(done, self.args, self.method_state)
                 _log.info(f"a checkpoint of epoch {done} is written")
 
     def _seconds_left(self, done: int, epoch: float) -> float:
@@ -381,7 +383,7 @@ class CDPGTrainer(TakesCallbacks):
             checkpoint.epoch, checkpoint.state, self.args, self._origin, self.folder.checkpoints, kept
         )
         log_all((*notices, *schedule.kept_defaults(asked, self.args, then)))
-        self._trainable.restore(checkpoint)
+        self.method_state = self._trainable.restore(checkpoint)
         _log.info(f"continuing after epoch {checkpoint.epoch}")
 
     def _save_if(self, due: bool, number: int) -> bool:
@@ -390,7 +392,7 @@ class CDPGTrainer(TakesCallbacks):
         if not due and not self.processes.any(control.should_save or control.should_training_stop):
             return False
         if self.processes.is_main:
-            self._journal.save(number, self.args)
+            self._journal.save(number, self.args, self.method_state)
         self._callbacks.saved()
         self.processes.wait()
         return True

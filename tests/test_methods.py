@@ -1,0 +1,138 @@
+"""The coefficients of the methods, and the gradients they give, against plain NumPy; soft b, failed checks, shares."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cdpg import CDPGConfig
+from cdpg.methods import CDPG, DPG, Reinforce, State, WeightedMethod, Ziegler, make_method
+from cdpg.rollout.rollout import Rollout
+from cdpg.training.optimization import accumulate
+from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
+
+EPSILON = 0.03
+"""Large enough to see where it enters."""
+
+
+def ratios(seed: int = 0) -> Array:
+    """P_c(x)/q(x|c) = a·b/q; 0 where the check failed."""
+    drawn = completions(seed)
+    log_q, log_a = scored(table(1), drawn).sum(axis=2), scored(table(2), drawn).sum(axis=2)
+    return np.where(VALID, np.exp(log_a) * B / np.exp(log_q), 0.0)
+
+
+def partition(ratio: Array) -> Array:
+    """Ẑ_c: the mean over the samples whose check succeeded; 0 where there is none."""
+    return ratio.sum(axis=1) / np.maximum(VALID.sum(axis=1), 1)
+
+
+def epoch(seed: int = 0, share: range = range(N)) -> Rollout:
+    return uneven_epoch(table(1), table(2), seed=seed, share=share)
+
+
+EXPECTED = {
+    "cdpg": ratios() / (partition(ratios())[:, None] + EPSILON),
+    "dpg": ratios() / (ratios().sum() / VALID.sum() + EPSILON),
+    "reinforce": np.where(VALID, B, 0.0),
+}
+
+
+def make(name: str) -> WeightedMethod:
+    method = make_method(CDPGConfig(method=name, partition_epsilon=EPSILON))  # type: ignore[arg-type]
+    assert isinstance(method, WeightedMethod)
+    return method
+
+
+def weights(method: WeightedMethod, rollout: Rollout, state: State | None = None) -> Array:
+    """``[context, sample]``, by the whole way from a state to a loss."""
+    loss = method.epoch_loss(method.begin() if state is None else state, rollout, table(0)).samples
+    assert loss.weights is not None
+    return loss.weights.view_as(rollout.b).numpy()
+
+
+@pytest.mark.parametrize("method", list(EXPECTED))
+def test_the_coefficient_of_every_sample(method: str) -> None:
+    """Section 3 of the specification: a·b/((Ẑ_c+ε)q), a·b/((Z̄+ε)q), b; failed checks count nowhere."""
+    np.testing.assert_allclose(weights(make(method), epoch()), EXPECTED[method], rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", list(EXPECTED))
+def test_a_loss_holds_the_rows_of_this_process_and_the_divisor_of_all(method: str) -> None:
+    made = make(method)
+    loss = made.epoch_loss(made.begin(), epoch(share=range(1, 3)), table(0)).samples
+    assert loss.weights is not None
+    np.testing.assert_allclose(loss.weights.numpy(), EXPECTED[method][1:3].ravel(), rtol=1e-12)
+    assert loss.normalizer == VALID.sum()
+    assert loss.active.tolist() == (EXPECTED[method] != 0).ravel().tolist()
+
+
+@pytest.mark.parametrize("method", list(EXPECTED))
+def test_loss_and_gradient_after_a_step(method: str) -> None:
+    """−Σ w log π, where π is no longer q: ``reinforce`` multiplies w by π/q, the others do not; w is a constant."""
+    policy, rows = table(0), [2 * M + 3, 4, 0, 1, 4 * M + 2, M + 3]
+    made = make(method)
+    sample_loss = made.epoch_loss(made.begin(), epoch(), policy).samples
+    drawn = [x for row in completions() for x in row]
+    log_pi = scored(policy, completions()).sum(axis=2).ravel()
+    log_q = scored(table(1), completions()).sum(axis=2).ravel()
+    weight = EXPECTED[method].ravel() * (np.exp(log_pi - log_q) if method == "reinforce" else 1.0)
+    divisor = 7.0
+    loss = accumulate(policy, sample_loss, epoch(), torch.tensor(rows), divisor, tokens_per_pass=9)
+    assert loss == pytest.approx(-(weight * log_pi)[rows].sum() / divisor, rel=1e-12)
+    expected = -sum(weight[row] * log_prob_gradient(policy, row // M, drawn[row]) for row in rows) / divisor
+    np.testing.assert_allclose(policy.table.grad.numpy(), expected, rtol=1e-9, atol=1e-14)
+
+
+def test_the_running_mean_of_dpg() -> None:
+    """Z̄ is over the valid samples of all epochs so far, this one included."""
+    method, first, second = make("dpg"), ratios(0), ratios(1)
+    one = method.epoch_loss(method.begin(), epoch(0), table(0))
+    assert one.metrics == {"z_running": pytest.approx(first.sum() / VALID.sum(), rel=1e-12)}
+    z = (first.sum() + second.sum()) / (2 * VALID.sum())
+    read = json.loads(json.dumps(one.state))
+    for state in (one.state, read):  # a resumed run goes on as the other does
+        np.testing.assert_allclose(weights(make("dpg"), epoch(1), state), second / (z + EPSILON), rtol=1e-12)
+        two = make("dpg").epoch_loss(state, epoch(1), table(0))
+        assert two.metrics == {"z_running": pytest.approx(z, rel=1e-12)}
+
+
+def test_an_infinite_ratio_does_not_spoil_the_running_mean() -> None:
+    method, spoilt = make("dpg"), epoch(0)
+    spoilt.log_a[0, 0] = math.inf
+    state = method.epoch_loss(method.begin(), spoilt, table(0)).state
+    assert state == {"ratio_sum": 0.0, "count": 0}
+    np.testing.assert_allclose(weights(method, epoch(), state), EXPECTED["dpg"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cdpg", "dpg", "reinforce", "ziegler"])
+def test_a_method_changes_nothing(name: str) -> None:
+    """The same state and samples give the same loss, state and metrics, however often they are asked for."""
+    method = make_method(CDPGConfig(method=name))  # type: ignore[arg-type]
+    state, policy = method.begin(), table(0)
+    before, module = dict(state), method.make_module(policy)
+    first, second = (method.epoch_loss(state, epoch(), policy, module) for _ in range(2))
+    assert dict(state) == before
+    assert (first.state, first.metrics) == (second.state, second.metrics)
+    losses = [accumulate(policy, found.samples, epoch(), torch.arange(N * M), 1.0, 50) for found in (first, second)]
+    assert losses[0] == losses[1]
+
+
+def test_the_log_partition_of_an_epoch() -> None:
+    found = epoch().log_z.numpy()
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(found[[0, 1, 2, 4]], np.log(partition(ratios()))[[0, 1, 2, 4]], rtol=1e-12)
+    assert np.isneginf(found[2])
+
+
+def test_a_method_is_made_by_its_name() -> None:
+    for name, kind in (("cdpg", CDPG), ("dpg", DPG), ("reinforce", Reinforce), ("ziegler", Ziegler)):
+        method = make_method(CDPGConfig(method=name, ziegler_epochs=3))  # type: ignore[arg-type]
+        assert type(method) is kind
+        assert method.passes == (3 if name == "ziegler" else 1)
+        assert method.scores_every_sample == (name == "ziegler")
+        assert (method.make_module(table(0)) is not None) == (name == "ziegler")
