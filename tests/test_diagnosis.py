@@ -14,21 +14,21 @@ from cdpg.evaluation.catalogue import POOLED
 from cdpg.report import page, write_report
 from cdpg.report.diagnosis import diagnose, ratios_to_ideal
 from cdpg.report.outcome_rules import (
-    DEAR,
-    LEAST_SPENT,
+    FAR_RATIO,
+    FARTHER_RATIO,
     LESS_DIVERSE,
     LONGER,
+    MIN_KL,
     SHORTER,
-    TOO_DEAR,
     diversity_lost,
+    far_from_base,
     farther,
     length_changed,
+    moved_away,
     needed,
     no_gain,
-    too_dear,
-    turned_away,
 )
-from cdpg.report.remarks import Finding, Remark, Topic, Unjudged, Unremarkable, gathered
+from cdpg.report.remarks import Finding, Passed, Remark, Topic, Unjudged, collect_remarks
 from cdpg.report.study import Study
 from cdpg.report.training_rules import (
     DEGENERATE,
@@ -39,9 +39,9 @@ from cdpg.report.training_rules import (
     LOW_COVERAGE,
     NO_COVERAGE,
     failed_checks,
-    learnt_nothing,
     low_coverage,
     nonfinite_steps,
+    nothing_learnt,
     skipped_steps,
     still_moving,
     uneven_weights,
@@ -67,7 +67,7 @@ def found(remarks: Iterable[Remark]) -> Finding:
 def shown(remarks: Iterable[Remark]) -> str:
     """The figure of the one remark, which finds nothing wrong."""
     (remark,) = remarks
-    assert isinstance(remark, Unremarkable), remark
+    assert isinstance(remark, Passed), remark
     return remark.shown
 
 
@@ -87,20 +87,20 @@ def around(mean: float, half: float = 0.01) -> Interval:
 
 def test_a_run_without_satisfying_samples_has_learnt_nothing() -> None:
     at, below = round(20 * EMPTY_SHARE), round(20 * EMPTY_SHARE) - 1
-    finding = found(learnt_nothing("m", [1.0] * (20 - at) + [0.0] * at))
+    finding = found(nothing_learnt("m", [1.0] * (20 - at) + [0.0] * at))
     assert (finding.level, finding.text) == (
         "problem",
         "In 16 of 20 epochs no sample satisfied the constraint; 20.0% of the contexts of the run had a satisfying "
         "sample. There was next to nothing to learn from.",
     )
     assert all(words in finding.advice for words in ("num_generations", "relax the constraint", "a base", "leave out"))
-    assert shown(learnt_nothing("m", [1.0] * (20 - below) + [0.0] * below)) == "15 of 20"
-    assert found(learnt_nothing("m", [NO_COVERAGE - 0.01] * 20)).level == "problem"
-    assert shown(learnt_nothing("m", [NO_COVERAGE] * 20)) == "0 of 20"
+    assert shown(nothing_learnt("m", [1.0] * (20 - below) + [0.0] * below)) == "15 of 20"
+    assert found(nothing_learnt("m", [NO_COVERAGE - 0.01] * 20)).level == "problem"
+    assert shown(nothing_learnt("m", [NO_COVERAGE] * 20)) == "0 of 20"
     late = [0.0] * at + [LOW_COVERAGE] * (20 - at)
-    assert shown(learnt_nothing("m", late)) == "16 of 20", "it has found something at last"
-    assert found(learnt_nothing("m", [*late[:-1], LOW_COVERAGE - 0.01])).level == "problem"
-    assert unjudged(learnt_nothing("m", [])) == "no epochs are logged"
+    assert shown(nothing_learnt("m", late)) == "16 of 20", "it has found something at last"
+    assert found(nothing_learnt("m", [*late[:-1], LOW_COVERAGE - 0.01])).level == "problem"
+    assert unjudged(nothing_learnt("m", [])) == "no epochs are logged"
 
 
 def test_coverage() -> None:
@@ -236,20 +236,21 @@ def test_a_distance_from_the_base_that_is_large_for_what_was_gained() -> None:
     most = 0.3 / 0.6 * 0.9  # of the upper end of the gain, everything covered
 
     def rule(spent: float, method: str = "cdpg") -> Iterator[Remark]:
-        return too_dear("m", method, Interval(spent + 0.1, spent, spent + 0.2), distance, before, gain, 1.0)
+        return far_from_base("m", method, Interval(spent + 0.1, spent, spent + 0.2), distance, before, gain, 1.0)
 
-    finding = found(rule(1.01 * TOO_DEAR * most))
+    finding = found(rule(1.01 * FAR_RATIO * most))
     assert (finding.level, finding.title) == ("problem", "Far from the base for what was gained")
     assert "from 0.400 to 0.600 at a KL(π, a) of 1.46 nats" in finding.text and "at most 0.3." in finding.text
-    near = found(rule(0.99 * TOO_DEAR * most))
+    near = found(rule(0.99 * FAR_RATIO * most))
     assert (near.level, near.title) == ("warning", "Farther from the base than the gain needs")
     assert near.text.endswith("costs at most 0.3. The interval of KL(π, a) is [1.34, 1.54].")
 
     def within(spent: float, wanted: float) -> Iterator[Remark]:
-        return too_dear("m", "cdpg", Interval(spent, 0.1, 9.0), around(wanted), before, Interval(0.6, 0.5, 0.7), 1.0)
+        gain = Interval(0.6, 0.5, 0.7)
+        return far_from_base("m", "cdpg", Interval(spent, 0.1, 9.0), around(wanted), before, gain, 1.0)
 
     assert found(within(1.07, 0.65)).level == "warning", "though chance may explain it"
-    assert shown(within(0.99 * DEAR * 0.65, 0.65)) == "0.965 nats where 0.65 would do"
+    assert shown(within(0.99 * FARTHER_RATIO * 0.65, 0.65)) == "0.965 nats where 0.65 would do"
     assert "compare with cdpg" in found(rule(9, "ziegler")).advice
 
 
@@ -257,23 +258,23 @@ def test_a_small_distance_from_the_base_is_fine_whatever_was_gained() -> None:
     nothing = Interval(-0.01, -0.02, 0.0)
 
     def rule(spent: float) -> Iterator[Remark]:
-        return too_dear("m", "cdpg", Interval(spent), around(0.9), around(0.4), nothing, 1.0)
+        return far_from_base("m", "cdpg", Interval(spent), around(0.9), around(0.4), nothing, 1.0)
 
-    assert shown(rule(LEAST_SPENT)) == "0.5 nats where 0 would do"
-    assert "Satisfaction went from 0.400 to 0.390" in found(rule(1.01 * LEAST_SPENT)).text
-    assert "no evaluation has it" in unjudged(too_dear("m", "cdpg", None, None, None, None, None))
+    assert shown(rule(MIN_KL)) == "0.5 nats where 0 would do"
+    assert "Satisfaction went from 0.400 to 0.390" in found(rule(1.01 * MIN_KL)).text
+    assert "no evaluation has it" in unjudged(far_from_base("m", "cdpg", None, None, None, None, None))
 
 
 def test_a_distance_that_was_smaller_on_the_way() -> None:
     way = [(1.0, around(0.8)), (2.0, around(0.3)), (3.0, around(0.5))]
-    finding = found(turned_away("m", way, around(0.9), worse=False))
+    finding = found(moved_away("m", way, around(0.9), worse=False))
     assert (finding.level, finding.text) == ("warning", "KL(p, π) was 0.3 nats at epoch 2 and is 0.5 at the end.")
-    above = found(turned_away("m", [*way, (4.0, around(1.2))], around(0.9), worse=True))
+    above = found(moved_away("m", [*way, (4.0, around(1.2))], around(0.9), worse=True))
     assert above.level == "problem" and above.text.endswith("is 1.2 at the end, above the base's 0.9.")
-    assert shown(turned_away("m", [*way, (4.0, around(0.319))], None, worse=False)) == "0.319 nats, at best 0.3"
-    assert found(turned_away("m", [*way, (4.0, around(0.321))], None, worse=False)).level == "warning"
-    assert "fewer than two" in unjudged(turned_away("m", [(0.0, around(0.1)), (1.0, around(1.0))], None, worse=True))
-    assert "no intervals" in unjudged(turned_away("m", [(1.0, Interval(0.3)), (2.0, Interval(0.5))], None, worse=True))
+    assert shown(moved_away("m", [*way, (4.0, around(0.319))], None, worse=False)) == "0.319 nats, at best 0.3"
+    assert found(moved_away("m", [*way, (4.0, around(0.321))], None, worse=False)).level == "warning"
+    assert "fewer than two" in unjudged(moved_away("m", [(0.0, around(0.1)), (1.0, around(1.0))], None, worse=True))
+    assert "no intervals" in unjudged(moved_away("m", [(1.0, Interval(0.3)), (2.0, Interval(0.5))], None, worse=True))
 
 
 def test_collapse() -> None:
@@ -327,17 +328,17 @@ def test_outputs_are_measured_by_the_ideal_model_where_it_is_known() -> None:
 def test_remarks_are_listed_by_topic() -> None:
     one, two = Topic("one", "above 1"), Topic("two", "any")
     remarks = [
-        Unremarkable("a", one, "0"), Unremarkable("b", one, "0.5"), Unjudged("a", two, "too short"),
+        Passed("a", one, "0"), Passed("b", one, "0.5"), Unjudged("a", two, "too short"),
         Unjudged("a", one, "lost"), Unjudged("b", one, "lost"),
         Finding("warning", "a", "W", ""), Finding("problem", "b", "P", ""), Finding("warning", "b", "U", "", "", 1),
     ]  # fmt: skip
-    made = gathered(remarks, ["a", "b"])
-    assert [(line.name, line.shown, line.limit) for line in made.unremarkable] == [("one", "a 0, b 0.5", "above 1")]
+    made = collect_remarks(remarks, ["a", "b"])
+    assert [(line.name, line.shown, line.limit) for line in made.passed] == [("one", "a 0, b 0.5", "above 1")]
     assert made.unjudged == (("too short", "two (a)"), ("lost", "one"))
     assert [finding.title for finding in made.findings] == ["U", "P", "W"]
     assert ([f.title for f in made.urgent], [f.title for f in made.others]) == (["U"], ["P", "W"])
-    same = gathered([Unremarkable("a", one, "0"), Unremarkable("b", one, "0")], ["a", "b"])
-    assert same.unremarkable[0].shown == "0"
+    same = collect_remarks([Passed("a", one, "0"), Passed("b", one, "0")], ["a", "b"])
+    assert same.passed[0].shown == "0"
 
 
 # Whole runs.
@@ -416,7 +417,7 @@ def test_a_run_that_learnt_nothing_is_told_so_before_anything_else(tmp_path: Pat
     titles = [finding.title for finding in made.findings]
     assert titles[0] == "Next to nothing was learnt"
     assert not {"Coverage too low to learn", "Steps without a sample"} & {*titles}, "said already"
-    assert "satisfaction, base → tuned" not in {line.name for line in made.unremarkable}
+    assert "satisfaction, base → tuned" not in {line.name for line in made.passed}
     text = _page(run)
     assert text.index("In 9 of 10 epochs no sample satisfied") < text.index('class="cards"')
 
@@ -426,7 +427,7 @@ def test_what_could_not_be_judged_is_said(tmp_path: Path) -> None:
     for file in ("evaluation.json", "evaluations.jsonl", "metrics.jsonl"):
         (run / file).unlink()
     made = diagnose(read_study([run]))
-    assert (made.findings, made.unremarkable) == ((), ())
+    assert (made.findings, made.passed) == ((), ())
     reasons = dict(made.unjudged)
     assert "coverage at the end" in reasons["no epochs are logged"]
     assert "pooled KL(p, π)" in reasons["no evaluation has it for base and tuned model"]
@@ -451,7 +452,7 @@ def test_a_sound_run_lists_all_that_was_looked_at(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=100)
     made = diagnose(read_study([run]))
     assert (made.findings, made.unjudged) == ((), ())
-    lines = {line.name: line.shown for line in made.unremarkable}
+    lines = {line.name: line.shown for line in made.passed}
     assert len(lines) == 14
     assert lines["epochs done"] == "100 of 100" and lines["pooled KL(p, π), base → tuned"] == "0.622 → 0.311 nats"
     text = _page(run)

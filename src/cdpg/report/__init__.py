@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML file, and figures for a paper, from a run's files alone and without torch."""
+"""The report: writes one self-contained HTML file, and figures for a paper, from a run's files; without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["write_figures", "write_report"]
 
 
 def write_report(paths: Sequence[Path], output: Path) -> Path:
-    """Write one HTML file on run folders and on folders of ``cdpg compare``; what does not compare stands apart."""
+    """Write one HTML file on run and comparison folders; runs that do not compare are in separate blocks."""
     _require_libraries()
     from cdpg.report.assembly import read_studies
     from cdpg.report.page import render
@@ -39,7 +39,7 @@ def write_figures(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def _require_libraries() -> None:
-    """Tell what to install, before anything is read."""
+    """Raise an error that says what to install, before anything is read."""
     try:
         import jinja2
         import matplotlib  # noqa: F401

@@ -1,4 +1,4 @@
-"""From folders to studies: runs put into blocks, seeds of one setting together, evaluations side by side."""
+"""Builds studies from folders: runs in blocks, seeds grouped, evaluations side by side."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cdpg.report.values import distinct, interval, number, numbered, short, with
 from cdpg.storage.json_files import mapping, sequence
 
 _PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}
-"""Settings in which runs may differ and still be repetitions of one another."""
+"""Settings in which repetitions of one run may differ."""
 _ORIGIN = ("contexts", "tokens", "adapters")
-"""What the origin tells of a training beside its settings."""
+"""Facts in the origin on which a training depends, beside its settings."""
 _OF_MODELS = ("changes", "versus_ideal", "frequencies", "costs")
 _CONDITIONS = {"contexts": "contexts", "samples_per_context": "samples a context", "seed": "seed"}
-"""How an evaluation was made, by key of the file, and what it is called."""
+"""Conditions of an evaluation, by key of the file, and their names."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class _Draft:
 
     @property
     def stem(self) -> str:
-        """What the names have in common: of one model its name, of several the part before the seed."""
+        """The common part of the names: a single model's name, or the part before the seed."""
         first = self.members[0][0]
         return first if len(self.members) == 1 else first.split("-seed")[0]
 
     @property
     def place(self) -> str:
-        """The same with the folder that the first run lies in."""
+        """The same with the first run's parent folder."""
         run = self.members[0][1]
         return self.stem if run is None else f"{run.path.parent.name}/{self.stem}"
 
 
 def read_studies(paths: Sequence[Path]) -> tuple[Study, ...]:
-    """The studies that some folders hold, a block of the report each, in the order in which the runs were given."""
+    """The studies in some folders, one for each block of the report, in the order of the given runs."""
     found = read_folders(paths)
     blocks = blocks_of(found)
     speakers = [_comparison_of(block, found) for block in blocks]
-    for folder, record in found.comparisons.items():  # one whose runs are gone stands by itself
+    for folder, record in found.comparisons.items():  # a comparison without run folders is a study of its own
         models = mapping(record.get("models"))
         gone = not any(run.path.parent == folder and run.name in models for run in found.runs)
         if (models and gone) or not blocks:
@@ -87,14 +87,14 @@ def _study(block: Sequence[Run], comparison: Record, groups: tuple[Group, ...], 
 
 
 def _comparison_of(block: Sequence[Run], found: Found) -> Record:
-    """The comparison that speaks for a block: one whose folder holds all of its runs, and which has one of them."""
+    """The comparison of a block: one whose folder holds all of the block's runs, and which lists one of them."""
     folders = {run.path.parent for run in block}
     record = found.comparisons.get(next(iter(folders)), {}) if len(folders) == 1 else {}
     return record if any(run.name in mapping(record.get("models")) for run in block) else {}
 
 
 def _made_otherwise(block: Sequence[Run]) -> list[str]:
-    """A note on runs that were compared together and yet were made with different things."""
+    """A note on runs of one comparison that differ in more than the method."""
     found = dict.fromkeys(name for run in block[1:] for name in differences(block[0], run))
     if not found:
         return []
@@ -122,7 +122,7 @@ def _drafts(block: Sequence[Run], comparison: Record) -> list[_Draft]:
 
 
 def _labels(drafts: Sequence[_Draft], several: bool) -> list[str]:
-    """A label for each group, all different: the method where it is the only one of it, else the run's name.
+    """A unique label for each group: the method if it has one group only, else the run's name.
 
     With several blocks the runs' names for all: what the user gave is looked for in them.
     """
@@ -134,7 +134,7 @@ def _labels(drafts: Sequence[_Draft], several: bool) -> list[str]:
 
 
 def _styled(drafts: Sequence[_Draft], labels: Sequence[str]) -> Iterable[Group]:
-    """Groups with a style each: the first of a method has the method's own."""
+    """Groups with their styles: the first group of a method has the method's style."""
     spare, seen = 0, set()
     for draft, label in zip(drafts, labels, strict=True):
         style = METHODS.get(draft.method) if draft.method not in seen else None
@@ -147,7 +147,7 @@ def _styled(drafts: Sequence[_Draft], labels: Sequence[str]) -> Iterable[Group]:
 
 
 def _side_by_side(groups: Sequence[Group], notes: list[str]) -> tuple[Record, dict[str, str]]:
-    """The runs' own evaluations put together as ``comparison.json`` has them, and the base of each.
+    """The runs' own evaluations in the form of ``comparison.json``, and the base of each.
 
     A base that was measured once for all has one entry; where the figures differ, each run keeps its own.
     """
@@ -173,7 +173,7 @@ def _side_by_side(groups: Sequence[Group], notes: list[str]) -> tuple[Record, di
 
 
 def _bases(members: Sequence[tuple[str, Run]]) -> dict[str, str]:
-    """The name of each run's base: one name for all runs that have the same figures of it."""
+    """The name of each run's base; runs with the same figures of the base share a name."""
     taken = [BASE_NAME, *(name for name, _ in members)]
     names: dict[tuple[tuple[str, str], ...], str] = {}
     bases = {}
@@ -186,13 +186,13 @@ def _bases(members: Sequence[tuple[str, Run]]) -> dict[str, str]:
 
 
 def _rounded(metrics: Record) -> tuple[tuple[str, str], ...]:
-    """The means as far as another machine would find them: the last digits are rounding."""
+    """The means without their last digits, which differ between machines."""
     known = ((name, interval(value)) for name, value in sorted(metrics.items()))
     return tuple((name, f"{value.mean:.4g}") for name, value in known if value is not None)
 
 
 def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list[str]) -> None:
-    """Leave out what is one run's alone and would be taken for all of them, and say so."""
+    """Remove facts that differ between the runs, and add a note."""
     differing = [key for key in _CONDITIONS if len({number(record.get(key)) for record in evaluations}) > 1]
     for key in differing:
         whole.pop(key, None)
@@ -218,7 +218,7 @@ def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list
 
 
 def _add_examples(examples: list[Record], more: Iterable[object], name: str) -> None:
-    """Outputs for a context that is there already are put beside the others; the base's are taken once."""
+    """Merge examples by context; the base's outputs are taken once."""
     for item in map(mapping, more):
         outputs = mapping(item.get("outputs"))
         renamed = {name if model == "tuned" else model: output for model, output in outputs.items()}

@@ -17,12 +17,12 @@ from cdpg.report.values import Interval, count, interval, number, short, without
 from cdpg.storage.json_files import mapping, sequence
 
 _REQUIRED = ("base model", "constraint", "evaluated contexts")
-"""What two runs must have in common; the other facts only must not differ."""
+"""Facts that two runs must be known to share; other facts only must not differ."""
 JUDGED_ALIKE = 0.05
 """The base's satisfaction in two runs of one base, one constraint by name and the same contexts: intervals farther
 apart than this show that the constraint was changed in between."""
 ENOUGH_CONTEXTS = 10
-"""On fewer contexts an interval over contexts says too little for that."""
+"""On fewer contexts, intervals over contexts are too uncertain for this."""
 
 
 def blocks_of(found: Found) -> list[list[Run]]:
@@ -63,7 +63,7 @@ def reasons(blocks: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What a run's figures are about, by name; None where its files do not say."""
+    """Facts on which a run's figures depend, by name; None if its files lack it."""
     origin = mapping(run.config.get("origin"))
     names = [name for name in sequence(origin.get("constraints")) if isinstance(name, str)]
     return {
@@ -77,7 +77,7 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def described(run: Run) -> tuple[tuple[str, str], ...]:
-    """Base and constraint of a run in words, as far as its files say."""
+    """Base and constraint of a run in words, as far as its files have them."""
     origin, known = mapping(run.config.get("origin")), facts(run)
     digest = f" ({known['base model'][:8]})" if known["base model"] else ""
     names = known["constraint"] or ()
@@ -98,7 +98,7 @@ def _known_alike(one: Run, other: Run) -> bool:
 
 
 def _measured_together(one: Run, other: Run, found: Found) -> bool:
-    """Whether one ``cdpg compare`` evaluated both, with one base on the same contexts, whatever else is known."""
+    """Whether one ``cdpg compare`` evaluated both, with one base on the same contexts."""
     if one.path.parent != other.path.parent:
         return False
     models = mapping(found.comparisons.get(one.path.parent, {}).get("models"))
@@ -106,7 +106,7 @@ def _measured_together(one: Run, other: Run, found: Found) -> bool:
 
 
 def _measured_alike(one: Run, other: Run) -> bool:
-    """Whether two evaluations have the same figures of the base, context by context: no two bases would."""
+    """Whether two evaluations have the same figures of the base, context by context; two bases would differ."""
     return _measured(one) is not None and _measured(one) == _measured(other)
 
 
@@ -118,7 +118,7 @@ def _measured(run: Run) -> str | None:
 
 
 def _judged_otherwise(one: Run, other: Run) -> bool:
-    """Whether the base satisfied so much more often in one of them that the constraint cannot have been the same."""
+    """Whether the base's satisfaction differs so much that the constraint cannot have been the same."""
     if any((count(run.evaluation.get("contexts")) or 0) < ENOUGH_CONTEXTS for run in (one, other)):
         return False
     return judged_apart(*(interval(mapping(run.evaluation.get("base")).get("satisfaction")) for run in (one, other)))
@@ -132,7 +132,7 @@ def judged_apart(one: Interval | None, other: Interval | None) -> bool:
 
 
 def _contexts(origin: dict[str, Any]) -> tuple[str, str] | None:
-    """The contexts that the figures are of: those evaluated on, or those tuned on where there was no evaluation."""
+    """The contexts of the figures: those evaluated on, or those tuned on without an evaluation."""
     if "held_out" not in origin:
         return None
     evaluated = bool(count(mapping(origin["held_out"]).get("count")))

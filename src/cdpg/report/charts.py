@@ -26,7 +26,7 @@ from cdpg.report.style import BASE, INK, MUTED, Style, rc_settings
 from cdpg.report.svg import fit_for_page
 
 _LEAST_SPAN = 0.12
-"""The vertical axis spans at least this share of its values: noise is not to fill a figure."""
+"""The vertical axis spans at least this share of its values, so that noise does not fill a figure."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -48,7 +48,7 @@ class Chart:
     """Stem of its file."""
     title: str
     caption: str
-    """What is shown, in a sentence or two."""
+    """The content of the figure, in a sentence or two."""
     draw: Callable[[Any], None]
     """Draws into axes."""
     width: float = 4.4
@@ -63,14 +63,14 @@ def stem(name: str) -> str:
 
 
 def capital(label: str) -> str:
-    """A label as a title begins; a symbol stays as it is."""
+    """A label with a capital; a symbol is unchanged."""
     return label if "(" in label.partition(" ")[0] else label[:1].upper() + label[1:]
 
 
 def to_svg(chart: Chart) -> str:
     """The chart as an ``svg`` element."""
     with _settings(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks: the browser has others
+        warnings.simplefilter("ignore", UserWarning)  # the browser has letters that the font lacks
         matplotlib.rcParams["svg.hashsalt"] = chart.name
         buffer = io.BytesIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -79,7 +79,7 @@ def to_svg(chart: Chart) -> str:
 
 
 def to_file(chart: Chart, path: Path) -> None:
-    """The chart as a file of the kind that the name's suffix says, on white; the same bytes every time."""
+    """Write the chart in the format of the file's suffix, on white; the bytes are reproducible."""
     metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
     with _settings(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -87,7 +87,7 @@ def to_file(chart: Chart, path: Path) -> None:
 
 
 def _settings() -> Any:
-    """Matplotlib's settings while one figure is made; afterwards all is as it was."""
+    """Matplotlib's settings for one figure; they are restored afterwards."""
     settings: Any = rc_settings()
     return matplotlib.rc_context(settings)
 
@@ -112,7 +112,7 @@ def draw_lines(
     log_y: bool = False,
     from_zero: bool = False,
 ) -> None:
-    """Lines with bands and their names; ``base`` is drawn as a level of its own."""
+    """Lines with bands and names; ``base`` is drawn as a horizontal line."""
     for line in lines:
         x, y = line.series.x, line.series.y
         _band(axes, line)
@@ -139,7 +139,7 @@ def draw_lines(
 def draw_bars(
     axes: Any, values: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style], xlabel: str, digits: int
 ) -> None:
-    """Groups of horizontal bars: for each name a bar for each model, its value written at its end."""
+    """Groups of horizontal bars: for each name a bar for each model, with its value at the end."""
     names = list(dict.fromkeys(name for of_model in values.values() for name in of_model))
     thickness = 0.82 / max(1, len(values))
     for place, (model, of_model) in enumerate(values.items()):
@@ -169,7 +169,7 @@ def draw_bars(
 def draw_stacks(
     axes: Any, rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, tuple[str, str]], xlabel: str
 ) -> None:
-    """One horizontal bar a row, made of parts; the whole written at its end."""
+    """One stacked horizontal bar a row, with its total at the end."""
     parts = [part for part in colors if any(row.get(part, 0) > 0 for row in rows.values())]
     for place, row in enumerate(rows.values()):
         left = 0.0
@@ -190,7 +190,7 @@ def draw_stacks(
 
 
 def mark_level(axes: Any, value: float, label: str, *, upright: bool = False) -> None:
-    """A thin line across the axes with its meaning beside it."""
+    """A thin line across the axes with a label."""
     if upright:
         axes.axvline(value, color=MUTED[0], linewidth=0.9)
         where, anchor = (value, 1.0), axes.get_xaxis_transform()
@@ -202,7 +202,7 @@ def mark_level(axes: Any, value: float, label: str, *, upright: bool = False) ->
 
 
 def use_log(axis: Any, low: float, high: float) -> None:
-    """A logarithmic axis whose marks are written without mathematics: 10⁻³."""
+    """A logarithmic axis with plain-text tick labels: 10⁻³."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, -(-(last - first) // 6))
     axis._set_axes_scale("log")
@@ -213,13 +213,13 @@ def use_log(axis: Any, low: float, high: float) -> None:
 
 
 def plain(axis: Any) -> None:
-    """A few marks with compact numbers."""
+    """A few ticks with compact numbers."""
     axis.set_major_locator(MaxNLocator(5))
     axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
 
 
 def compact(value: float, digits: int | None = None) -> str:
-    """A number as an axis has it: 1,500 is 1.5k."""
+    """A number for an axis: 1,500 is 1.5k."""
     for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}".replace("-", "−")
@@ -230,7 +230,7 @@ def compact(value: float, digits: int | None = None) -> str:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places as near as can be to those wanted, in the same order, ``gap`` apart, within bounds if they fit."""
+    """Positions as near as possible to ``wanted``, in the same order, ``gap`` apart, within bounds if they fit."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     blocks: list[list[float]] = []  # centre and size of each run of names that touch
@@ -281,7 +281,7 @@ def _scale(axes: Any, lines: Sequence[Line], log_x: bool, log_y: bool, from_zero
 
 
 def _name_ends(axes: Any, ends: Sequence[tuple[str, str, float | None]], log_y: bool) -> None:
-    """Each line's name beside its last value, moved apart where they would overlap."""
+    """Each line's name beside its last value; names that would overlap are moved apart."""
     low, high = axes.get_ylim()
     known = [(label, color, value) for label, color, value in ends if value is not None]
     if log_y:

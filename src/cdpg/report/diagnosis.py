@@ -1,7 +1,7 @@
-"""What the numbers say about the runs of a study, in words: what is wrong, how far, and what to do.
+"""The diagnosis of a study's runs: what is wrong, how far, and what to do.
 
-The rules stand in ``training_rules`` and ``outcome_rules``. Whatever is not found to be wrong was either looked at, and
-is listed with its figure, or could not be judged, and is listed with the reason: nothing is claimed beyond that.
+The rules are in ``training_rules`` and ``outcome_rules``. A topic without a finding is listed too: with its figure if
+it passed, with the reason if it could not be judged.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 from cdpg.evaluation.catalogue import POOLED
 from cdpg.report.folders import Run
-from cdpg.report.outcome_rules import SPENT, diversity_lost, farther, length_changed, no_gain, too_dear, turned_away
-from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, gathered
+from cdpg.report.outcome_rules import SPENT, diversity_lost, far_from_base, farther, length_changed, moved_away, no_gain
+from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, collect_remarks
 from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.training_rules import (
     at_end,
     failed_checks,
-    learnt_nothing,
     low_coverage,
     nonfinite_steps,
+    nothing_learnt,
     skipped_steps,
     still_moving,
     uneven_weights,
@@ -36,13 +36,13 @@ def diagnose(study: Study) -> Diagnosis:
     """All remarks on all models."""
     models = [model for group in study.groups for model in group.models]
     remarks = [remark for model in models for remark in _of_model(study, model)]
-    return gathered(remarks, [study.label_of(model) for model in models])
+    return collect_remarks(remarks, [study.label_of(model) for model in models])
 
 
 def _of_model(study: Study, model: str) -> Iterator[Remark]:
     label, run = study.label_of(model), study.run_of(model)
     method = next(group.method for group in study.groups if model in group.models)
-    nothing = [] if run is None else list(learnt_nothing(label, _column(run, "coverage")))
+    nothing = [] if run is None else list(nothing_learnt(label, _column(run, "coverage")))
     yield from nothing
     starved = any(isinstance(remark, Finding) for remark in nothing)
     if not starved:  # which would explain it
@@ -53,11 +53,11 @@ def _of_model(study: Study, model: str) -> Iterator[Remark]:
         yield from rule(label, *ratios_to_ideal(study, model, name))
     if run is not None:
         yield from _of_training(run, label, starved)
-        yield from turned_away(label, *_way(run))
+        yield from moved_away(label, *_distance_along(run))
 
 
 def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
-    """How the training went; a run that had nothing to learn from is not told again by coverage and steps."""
+    """Remarks on the training; if nothing was learnt, coverage and skipped steps add nothing."""
     end = {key: at_end(_column(run, key)) for key in ("coverage", "satisfaction", "ess", "z_mean")}
     taken, skipped, nonfinite = (math.fsum(_column(run, key)) for key in ("steps", "steps_skipped", "steps_nonfinite"))
     steps = taken + skipped + nonfinite
@@ -87,13 +87,13 @@ def _of_distance(study: Study, model: str, method: str) -> Iterator[Remark]:
     satisfaction, covered = study.beside_base(model, "satisfaction"), study.beside_base(model, "coverage")
     coverage = max((value.mean for value in (covered.base, covered.tuned) if value is not None), default=None)
     spent = study.beside_base(model, "kl_policy_base").tuned
-    yield from too_dear(label, method, spent, ideal.base, satisfaction.base, satisfaction.change, coverage)
+    yield from far_from_base(label, method, spent, ideal.base, satisfaction.base, satisfaction.change, coverage)
 
 
-def _way(run: Run) -> tuple[list[tuple[float, Interval]], Interval | None, bool]:
+def _distance_along(run: Run) -> tuple[list[tuple[float, Interval]], Interval | None, bool]:
     """KL(p, π) along a run, the base's, and whether it ended above that.
 
-    Pooled where the run logged it so; the base is then no point of the way: its figure is of the last pool alone.
+    Pooled if the run logged it pooled. Then the base is not one of the points, since its figure is of the last pool.
     """
     points, name = _points(run, POOLED), POOLED
     if len(points) < 2:
@@ -106,7 +106,7 @@ def _way(run: Run) -> tuple[list[tuple[float, Interval]], Interval | None, bool]
 
 
 def ratios_to_ideal(study: Study, model: str, name: str) -> tuple[float | None, float, str]:
-    """A metric of a model and of its base as ratios to the ideal model's, else to the base's, and which it is."""
+    """A metric of a model and of its base as ratios to the ideal model's, else to the base's, and which of the two."""
     versus = mapping(study.evaluation.get("versus_ideal"))
     tuned, base = (interval(mapping(versus.get(of)).get(name)) for of in (model, study.base_of(model)))
     if tuned is not None and base is not None:
@@ -118,13 +118,13 @@ def ratios_to_ideal(study: Study, model: str, name: str) -> tuple[float | None, 
 
 
 def _ends_above_base(run: Run) -> bool:
-    """Whether the final evaluation, where base and tuned model have one pool, finds the tuned one farther off."""
+    """Whether the tuned model is farther from the ideal model than the base, by the pool of the final evaluation."""
     base, tuned = (interval(mapping(run.evaluation.get(model)).get(POOLED)) for model in (BASE_NAME, "tuned"))
     return base is not None and tuned is not None and tuned.mean > base.mean
 
 
 def _is_soft(run: Run) -> bool:
-    """Whether a verdict between no and yes is among those that the run has kept."""
+    """Whether any logged verdict is between 0 and 1."""
     examples = sequence(run.evaluation.get("examples"))
     outputs = [
         out for item in examples for part in mapping(mapping(item).get("outputs")).values() for out in sequence(part)

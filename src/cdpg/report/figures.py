@@ -1,4 +1,4 @@
-"""The figures of a study: those of the paper for these runs, and what the constraint and the weights cost.
+"""The figures of a study: those of the paper for these runs, and those on cost and importance weights.
 
 Only what the files hold is drawn: a figure without data is left out, never empty.
 """
@@ -37,7 +37,7 @@ _POOLS = " Here each point has a pool of its own, of the base and that run; the 
 
 
 def figures_of(study: Study) -> list[Chart]:
-    """Every figure that the study has data for, in the order of the report."""
+    """All figures for which the study has data, in the order of the report."""
     clock = clock_of(study)
     charts = [*_training(study, clock), *_cost_of_constraint(study), *frequencies(study), *token_ranks(study)]
     charts += [*_partition(study, clock), *_weights(study, clock), *_times(study)]
@@ -46,7 +46,7 @@ def figures_of(study: Study) -> list[Chart]:
 
 
 def describe(name: str) -> Metric:
-    """What the catalogue says of a metric; an unknown one speaks for itself."""
+    """A metric's entry in the catalogue; for an unknown metric, its name."""
     return METRICS.get(name) or Metric(short(name), "A metric of this run's own.")
 
 
@@ -56,7 +56,7 @@ def axis_label(metric: Metric) -> str:
 
 
 def _training(study: Study, clock: Clock) -> Iterator[Chart]:
-    """Every metric through training (figures 2 to 4); from the epochs' own samples where nothing was evaluated."""
+    """Every metric through training (the paper's figures 2 to 4); from the epochs' samples without evaluations."""
     records = (mapping(record.get("metrics")) for run in study.runs for record in run.evaluations)
     names = list(dict.fromkeys(name for record in records for name in record))
     names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
@@ -114,7 +114,7 @@ def _cost_of_constraint(study: Study) -> Iterator[Chart]:
 
 
 def _partition(study: Study, clock: Clock) -> Iterator[Chart]:
-    """How much Z_c differs between contexts: through training (figure 7), and context by context."""
+    """How much Z_c differs between contexts: through training (the paper's figure 7), and context by context."""
     field = "z_nstd_corrected"
     lines = _lines(study, lambda group: logged(group, field, clock))
     if not lines:

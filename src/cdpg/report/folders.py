@@ -1,4 +1,4 @@
-"""Run folders as they are found: whatever can be read is read, whatever cannot is said."""
+"""Reads run folders; files that cannot be read become notes in the report."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run left behind, unchecked but for its shape."""
+    """The files of a run, unchecked except for their shape."""
 
     name: str
     """The folder's name."""
     path: Path
     config: Record
     config_text: str
-    """``config.yaml`` as it stands."""
+    """The text of ``config.yaml``."""
     metrics: tuple[Record, ...]
-    """A record an epoch, in order, the last one where an epoch is there twice."""
+    """A record an epoch, in order; the last one if an epoch occurs twice."""
     samples: tuple[Record, ...]
     evaluations: tuple[Record, ...]
-    """A record for each evaluation along the run, in order; that of epoch 0 is of the base, without a pooled KL."""
+    """A record for each evaluation along the run, in order; that of epoch 0 is the base's, without a pooled KL."""
     evaluation: Record
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
     @property
     def method(self) -> str:
-        """The method by its name, or the start of the folder's name where no configuration tells."""
+        """The method's name; without a configuration, the start of the folder's name."""
         given = self.config.get("method")
         return given if isinstance(given, str) and given else self.name.split("-seed")[0]
 
     @property
     def samples_per_epoch(self) -> float | None:
-        """N·M, where the configuration tells."""
+        """N·M; None if the configuration lacks it."""
         contexts, samples = (number(self.config.get(key)) for key in ("contexts_per_epoch", "num_generations"))
         return contexts * samples if contexts and samples else None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in the folders that were given."""
+    """The content of the given folders."""
 
     runs: tuple[Run, ...]
     comparisons: Mapping[Path, Record]
@@ -90,7 +90,7 @@ def read_folders(paths: Sequence[Path]) -> Found:
 
 
 def read_run(path: Path) -> Run:
-    """One run; what is missing is empty."""
+    """One run; missing files are empty."""
     problems: list[str] = []
     config_text = _read_text(path / "config.yaml", problems)
     metrics = {number(line.get("epoch")): line for line in _read_lines(path / "metrics.jsonl", problems)}
@@ -113,7 +113,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _without_pool_of_one(record: Record) -> Record:
-    """The base's own evaluation without its pooled KL: of one model's samples it is not what later ones measure."""
+    """The base's evaluation without its pooled KL: its pool has one model, so later values do not compare."""
     if number(record.get("epoch")) != 0:
         return record
     return {**record, "metrics": without(record.get("metrics"), POOLED)}
@@ -169,10 +169,10 @@ def _parse_yaml(content: str, path: Path, problems: list[str]) -> Record:
     try:
         return mapping(yaml.safe_load(content)) if content else {}
     except (yaml.YAMLError, ValueError, RecursionError):
-        problems.append(f"{_place(path)} is not valid YAML; its text is shown as it stands")
+        problems.append(f"{_place(path)} is not valid YAML; its text is shown unchanged")
         return {}
 
 
 def _place(path: Path) -> str:
-    """A file by its folder and name, short enough for a sentence."""
+    """A file's folder and name, shortened for a sentence."""
     return short(f"{path.resolve().parent.name}/{path.name}", 80)

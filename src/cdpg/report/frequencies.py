@@ -1,4 +1,4 @@
-"""What outputs are made of: counters of the final evaluation, and token frequency against rank."""
+"""Figures of frequencies in the outputs: counters of the final evaluation, and token frequency against rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COUNTERS = {
 
 
 def frequencies(study: Study) -> Iterator[Chart]:
-    """Counters of the final evaluation (figure 5): outcomes relative, codes and labels absolute."""
+    """Counters of the final evaluation (the paper's figure 5): shares of outcomes, counts of codes and labels."""
     per_model = mapping(study.evaluation.get("frequencies"))
     names = dict.fromkeys(name for counters in per_model.values() for name in mapping(counters))
     for counter in names:
@@ -55,7 +55,7 @@ def frequencies(study: Study) -> Iterator[Chart]:
 
 
 def token_ranks(study: Study) -> Iterator[Chart]:
-    """Token frequency against rank (figure 6), both axes logarithmic."""
+    """Token frequency against rank (the paper's figure 6), both axes logarithmic."""
     lines = []
     for label, style, counts in _counted(study, "token_rank"):
         total = math.fsum(counts.values())
@@ -82,7 +82,7 @@ def token_ranks(study: Study) -> Iterator[Chart]:
 
 
 def _counted(study: Study, counter: str) -> Iterator[tuple[str, Style, dict[str, float]]]:
-    """The base and every group with its counts; over several seeds their mean."""
+    """The base and every group with its counts; means over seeds."""
     per_model = mapping(study.evaluation.get("frequencies"))
     bases = tuple(dict.fromkeys([BASE_NAME, *study.bases.values()]))
     rows: list[tuple[str, Style, tuple[str, ...]]] = [("base", BASE, bases)]

@@ -45,11 +45,11 @@ _CLASSES = {
     Name.Builtin: "fun",
     Name.Builtin.Pseudo: "",  # self, cls
 }
-"""What a kind of token, and all that are kinds of it, is called in the style sheet."""
+"""The class in the style sheet of a kind of token and its subtypes."""
 
 
 def prose(output: str, source: str) -> Markup:
-    """Running text, names of the source and numerals marked."""
+    """Running text, with names of the source and numerals marked."""
     parts, done = [], 0
     for start, end, kind in _marks(output, _words_of(source)):
         parts.append(_safe(output[done:start]))
@@ -59,7 +59,7 @@ def prose(output: str, source: str) -> Markup:
 
 
 def python(source: str, wrong_line: int | None = None) -> Markup:
-    """Python in colours; ``wrong_line``, counted from 1, is marked if the evaluation named one."""
+    """Highlighted Python; ``wrong_line``, from 1, is marked if it is given."""
     lines: list[list[str]] = [[]]
     for kind, piece in _pieces(source):
         for number, part in enumerate(piece.split("\n")):
@@ -83,7 +83,7 @@ def _words_of(source: str) -> str:
 
 
 def _marks(output: str, source: str) -> Iterator[tuple[int, int, str]]:
-    """Places of names and numerals, in order, none within another."""
+    """Spans of names and numerals, in order, without overlaps."""
     words = list(_WORD.finditer(output))
     place = 0
     while place < len(words):
@@ -97,7 +97,7 @@ def _marks(output: str, source: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _name_at(output: str, words: list[re.Match[str]], place: int, source: str) -> int:
-    """How many words from here on, each with a capital, stand in the source one after another; at most six."""
+    """Number of capitalised words from here on, at most six, that occur in the source one after another."""
     run: list[str] = []
     best = 0
     for match in words[place : place + 6]:
@@ -112,7 +112,7 @@ def _name_at(output: str, words: list[re.Match[str]], place: int, source: str) -
 
 
 def _pieces(source: str) -> Iterator[tuple[str, str]]:
-    """Stretches of Python with the class of each; what is of no interest has none."""
+    """Pieces of Python with their classes; a piece without highlighting has none."""
     tokens = _PYTHON.get_tokens_unprocessed(source)  # as it is: no line break is added or changed
     for kind, found in itertools.groupby(tokens, lambda token: _class_of(token[1])):
         yield kind, "".join(piece for _, _, piece in found)

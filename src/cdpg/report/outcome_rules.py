@@ -1,4 +1,4 @@
-"""Rules on what came out: how far the tuned model is from the ideal model and from the base, and what outputs became.
+"""Rules on the result: distances of the tuned model from the ideal model and the base, and changes of its outputs.
 
 Every rule is a pure function of a few numbers with its threshold beside it, so that a reader can disagree.
 """
@@ -8,28 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from cdpg.report.remarks import DISTANCE, Finding, Remark, Topic, Unjudged, Unremarkable
+from cdpg.report.remarks import DISTANCE, Finding, Passed, Remark, Topic, Unjudged
 from cdpg.report.values import Interval, short
 from cdpg.training.starvation import NEARLY_ALWAYS
 
-TOO_DEAR = 3.0
-"""KL(π, a) over what the same satisfaction would have cost a mixture of the base and the ideal model."""
-DEAR = 1.5
-"""The same from which it is remarked on, though chance may explain it."""
-LEAST_SPENT = 0.5
-"""Nats: a KL(π, a) below this is small whatever was gained."""
+FAR_RATIO = 3.0
+"""KL(π, a) divided by what a mixture of the base and the ideal model needs for the same satisfaction: a problem."""
+FARTHER_RATIO = 1.5
+"""The same ratio for a warning; chance may explain it."""
+MIN_KL = 0.5
+"""Nats: a KL(π, a) below this is never too large."""
 SHORTER, LONGER = 0.6, 1.6
-"""Mean length of the outputs over that of the ideal model, or of the base where that is unknown."""
+"""Mean length of the outputs over that of the ideal model, or of the base if that is not known."""
 LESS_DIVERSE = 0.85
 """Distinct-2 over that of the ideal model, or of the base."""
 LENGTH_MOVED, DIVERSITY_MOVED = 0.1, 0.05
-"""Share by which such a ratio must differ from the base's own to have changed; less is taken for noise."""
+"""Share by which such a ratio must differ from the base's own; a smaller difference counts as noise."""
 
 GAIN = Topic("satisfaction, base → tuned", "no rise, or one whose interval holds 0")
 IDEAL = Topic("pooled KL(p, π), base → tuned", "no fall")
 SPENT = Topic(
     "KL(π, a) for what was gained",
-    f"above {LEAST_SPENT} nats and {DEAR:g} times what a mixture of base and ideal model needs",
+    f"above {MIN_KL} nats and {FARTHER_RATIO:g} times what a mixture of base and ideal model needs",
 )
 ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, intervals apart")
 LENGTH = Topic(
@@ -37,7 +37,7 @@ LENGTH = Topic(
 )
 DIVERSITY = Topic("Distinct-2, as a ratio", f"below {LESS_DIVERSE}, and {DIVERSITY_MOVED:.0%} below the base’s")
 NO_EVALUATION = "no evaluation has it for base and tuned model"
-"""There is no evaluation, or none of its samples satisfied, which leaves a KL undefined."""
+"""There is no evaluation, or no sample satisfied, so that a KL is undefined."""
 
 
 def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Iterator[Remark]:
@@ -48,7 +48,7 @@ def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Itera
     figures = f"{before.mean:.3f} → {before.mean + gain.mean:.3f}"
     least = gain.mean if gain.low is None else gain.low
     if least > 0:
-        yield Unremarkable(label, GAIN, figures)
+        yield Passed(label, GAIN, figures)
         return
     ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}], paired by context"
     text = f"{figures}: {gain.mean:+.3f}{ends}.".replace("-", "−")
@@ -79,7 +79,7 @@ def farther(
     low, high = (None, None) if change is None else (change.low, change.high)
     sure = low is not None and low > 0
     if rise < 0 or base.mean == tuned.mean == 0:
-        yield Unremarkable(label, IDEAL, f"{base.mean:.3g} → {tuned.mean:.3g} nats")
+        yield Passed(label, IDEAL, f"{base.mean:.3g} → {tuned.mean:.3g} nats")
         return
     if low is None or high is None:
         measured = "there is no interval of the difference"
@@ -95,14 +95,14 @@ def farther(
 
 
 def _nearer(method: str) -> str:
-    """What to do against a distance."""
+    """Advice to reduce the distance."""
     if method in ("cdpg", "dpg"):
         return "Lower learning_rate, take more samples a step (num_generations, contexts_per_epoch), or stop earlier."
     return f"Nothing in {short(method)} aims at the ideal model: compare with cdpg."
 
 
 def needed(gain: float, before: float, coverage: float, distance: float) -> float:
-    """What a gain in satisfaction costs at most, in KL(π, a), if it is made by mixing the ideal model into the base.
+    """Upper bound of the KL(π, a) of a gain in satisfaction that comes from mixing the ideal model into the base.
 
     Of the mixture (1-t)·a + t·p_c, which satisfies with probability Z_c + t (1 - Z_c), convexity gives
     KL((1-t)·a + t·p_c, a) ≤ t KL(p_c, a) = -t log Z_c. A share ``coverage`` of the contexts has an ideal model that was
@@ -114,7 +114,7 @@ def needed(gain: float, before: float, coverage: float, distance: float) -> floa
     return coverage * share * distance if gain > 0 else 0.0
 
 
-def too_dear(
+def far_from_base(
     label: str,
     method: str,
     spent: Interval | None,
@@ -123,7 +123,7 @@ def too_dear(
     gain: Interval | None,
     coverage: float | None,
 ) -> Iterator[Remark]:
-    """KL(π, a) above what the gain in satisfaction needs; a problem if far, whichever ends of their intervals are true.
+    """KL(π, a) above what the gain in satisfaction needs; a problem if it holds at all ends of the intervals.
 
     ``distance`` is the base's pooled KL(p, a); for a yes/no constraint only.
     """
@@ -133,9 +133,9 @@ def too_dear(
     likely = needed(gain.mean, before.mean, coverage, distance.mean)
     most = needed(gain.mean if gain.high is None else gain.high, before.mean, coverage, distance.mean)
     least_spent = spent.mean if spent.low is None else spent.low
-    sure = least_spent > LEAST_SPENT and least_spent > TOO_DEAR * most
-    if not sure and (spent.mean <= LEAST_SPENT or spent.mean <= DEAR * likely):
-        yield Unremarkable(label, SPENT, f"{spent.mean:.3g} nats where {likely:.3g} would do")
+    sure = least_spent > MIN_KL and least_spent > FAR_RATIO * most
+    if not sure and (spent.mean <= MIN_KL or spent.mean <= FARTHER_RATIO * likely):
+        yield Passed(label, SPENT, f"{spent.mean:.3g} nats where {likely:.3g} would do")
         return
     text = (
         f"Satisfaction went from {before.mean:.3f} to {before.mean + gain.mean:.3f} at a KL(π, a) of "
@@ -152,7 +152,7 @@ def too_dear(
     yield Finding("warning", label, "Farther from the base than the gain needs", text, advice)
 
 
-def turned_away(
+def moved_away(
     label: str, points: Sequence[tuple[float, Interval]], base: Interval | None, worse: bool
 ) -> Iterator[Remark]:
     """The distance from the ideal model was smaller earlier in the run, intervals apart.
@@ -167,7 +167,7 @@ def turned_away(
         yield Unjudged(label, ON_THE_WAY, "the evaluations along the run have no intervals")
         return
     if last.low <= best.high:
-        yield Unremarkable(label, ON_THE_WAY, f"{last.mean:.3g} nats, at best {best.mean:.3g}")
+        yield Passed(label, ON_THE_WAY, f"{last.mean:.3g} nats, at best {best.mean:.3g}")
         return
     text = f"KL(p, π) was {best.mean:.3g} nats at epoch {best_epoch:,.0f} and is {last.mean:.3g} at the end"
     text += f", above the base's {base.mean:.3g}." if worse and base is not None and best_epoch > 0 else "."
@@ -180,14 +180,14 @@ def length_changed(label: str, ratio: float | None, base: float, beside: str) ->
     """Outputs that became much shorter or longer than those of the ideal model, or of the base.
 
     ``ratio`` is the tuned model's length over that of ``beside``, which says which of the two it is; ``base`` is the
-    base's. A base that is as far off itself says that tuning is not the reason.
+    base's. If the base is as far off itself, tuning is not the reason.
     """
     if ratio is None:
         yield Unjudged(label, LENGTH, NO_EVALUATION)
     elif SHORTER <= ratio <= LONGER:
-        yield Unremarkable(label, LENGTH, f"{ratio:.2f} of the {beside}’s")
+        yield Passed(label, LENGTH, f"{ratio:.2f} of the {beside}’s")
     elif (ratio >= (1 - LENGTH_MOVED) * base) if ratio < 1 else (ratio <= (1 + LENGTH_MOVED) * base):
-        yield Unremarkable(label, LENGTH, f"still {ratio:.2f} times the {beside}’s (base {base:.2f})")
+        yield Passed(label, LENGTH, f"still {ratio:.2f} times the {beside}’s (base {base:.2f})")
     else:
         word = "shorter" if ratio < 1 else "longer"
         text = f"Outputs are {ratio:.2f} times as long as those of the {beside}{_of_base(base, beside)}."
@@ -196,13 +196,13 @@ def length_changed(label: str, ratio: float | None, base: float, beside: str) ->
 
 
 def diversity_lost(label: str, ratio: float | None, base: float, beside: str) -> Iterator[Remark]:
-    """Outputs that came to repeat themselves more than those of the ideal model, or of the base."""
+    """Outputs that are more repetitive than those of the ideal model, or of the base."""
     if ratio is None:
         yield Unjudged(label, DIVERSITY, NO_EVALUATION)
     elif ratio >= LESS_DIVERSE:
-        yield Unremarkable(label, DIVERSITY, f"{ratio:.2f} of the {beside}’s")
+        yield Passed(label, DIVERSITY, f"{ratio:.2f} of the {beside}’s")
     elif ratio >= (1 - DIVERSITY_MOVED) * base:
-        yield Unremarkable(label, DIVERSITY, f"still {ratio:.2f} times the {beside}’s (base {base:.2f})")
+        yield Passed(label, DIVERSITY, f"still {ratio:.2f} times the {beside}’s (base {base:.2f})")
     else:
         text = (
             f"Distinct-2 is {ratio:.2f} times that of the {beside}{_of_base(base, beside)}: outputs repeat themselves."
@@ -212,5 +212,5 @@ def diversity_lost(label: str, ratio: float | None, base: float, beside: str) ->
 
 
 def _of_base(base: float, beside: str) -> str:
-    """The base's own ratio, where that is not 1 by definition."""
+    """The base's own ratio, unless it is 1 by definition."""
     return "" if beside == "base" else f" (base {base:.2f})"

@@ -1,8 +1,8 @@
-"""The page: everything of some studies put into one HTML file that asks for nothing from anywhere.
+"""The page: renders studies as one self-contained HTML file, which loads nothing.
 
-Each study is a block with tables and figures of its own; the only block of a page has no heading. Jinja escapes every
-value; before that, whatever is not markup of our own is made visible (see ``values``). The content-security policy
-allows one style sheet and one script, by their hashes, and nothing else.
+Each study is a block with its own tables and figures; the only block of a page has no heading. Jinja escapes every
+value; before that, invisible characters of values are spelt out (see ``values``). The content-security policy allows
+one style sheet and one script, by their hashes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Card:
-    """A method in short."""
+    """The summary of a method."""
 
     label: str
     color: str
@@ -84,13 +84,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Block:
-    """All that the page shows of one study."""
+    """The content of the page for one study."""
 
     key: str
-    """What its identifiers begin with; empty for the only block."""
+    """Prefix of its identifiers; empty for the only block."""
     heading: str
     about: tuple[tuple[str, str], ...]
-    """What its runs have in common."""
+    """Facts that all its runs share."""
     groups: tuple[Group, ...]
     conditions: str
     warnings: list[str]
@@ -176,7 +176,7 @@ def _block(study: Study, place: int) -> Block:
 
 
 def style_sheet() -> str:
-    """The style sheet with the colours of the figures, and their twins for dark pages, put in."""
+    """The style sheet, with the colours of the figures for light and dark pages inserted."""
     twins = dark_twins()
     light = "".join(f"--c{color[1:]}:{color};" for color in twins)
     dark = "".join(f"--c{color[1:]}:{twin};" for color, twin in twins.items())
@@ -230,7 +230,7 @@ def _sections(charts: list[Chart], study: Study) -> list[Section]:
 
 
 def _cards(study: Study, group: Group) -> Iterator[Card]:
-    """A method in short, beside its own base; over several seeds the means."""
+    """The summary of a method beside its own base; means over seeds."""
     known = [model for model in group.models if model in study.models]
     if not known:
         return
@@ -275,7 +275,7 @@ def _conditions(study: Study) -> str:
 
 
 def _warnings(study: Study) -> list[str]:
-    """What to think of figures that are not of held-out contexts alone, or of few, each sentence once."""
+    """Warnings on figures of contexts that were tuned on, or of few contexts; each sentence once."""
     records = [study.evaluation, *(run.evaluation for run in study.runs)]
     found = [sentence(record) for sentence in (warning, on_few) for record in records]
     return list(dict.fromkeys(sentence for sentence in found if sentence))
@@ -295,14 +295,14 @@ def _repeat(run: Run) -> dict[str, Any]:
 
 
 def _again(run: Run) -> str:
-    """The command that repeats a run; none for one that a program made, which alone knows its data and constraint."""
+    """The command that repeats a run; empty for a run made in Python, whose data and constraint are not recorded."""
     if not (run.config.get("task") or run.config.get("constraint")):
         return ""
     return f"cdpg run {shlex.quote(str(run.path / 'config.yaml'))} --output-dir NEW_FOLDER"
 
 
 def _versions(studies: Sequence[Study]) -> list[tuple[str, str]]:
-    """Packages and their versions; where runs differ, all that were used."""
+    """Packages and their versions; if runs differ, all versions."""
     found: dict[str, dict[str, None]] = {}
     runs = [run for study in studies for run in study.runs]
     sources = [mapping(study.evaluation.get("versions")) for study in studies]

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: findings, what was looked at and found unremarkable, and what could not be judged."""
+"""The parts of a diagnosis: findings, topics that passed, and topics that could not be judged."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 NOTHING_LEARNT, DISTANCE, OTHER = 0, 1, 2
-"""How urgent a finding is. The first two make the figures mean something else, and are said before them."""
+"""The urgency of a finding. The first two change the meaning of the figures and are shown before them."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One thing that is looked at."""
+    """One property that is checked."""
 
     name: str
     limit: str
-    """When it is remarked on."""
+    """When there is a finding."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Unremarkable:
-    """A topic that a model gave no reason to remark on."""
+class Passed:
+    """A topic without a finding for a model."""
 
     model: str
     topic: Topic
     shown: str
-    """The figure that was looked at."""
+    """The figure that was checked."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Unjudged:
     why: str
 
 
-Remark = Finding | Unremarkable | Unjudged
+Remark = Finding | Passed | Unjudged
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A line of the list of what was looked at."""
+class TopicLine:
+    """A line of the list of topics that passed."""
 
     name: str
     limit: str
@@ -68,14 +68,14 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     """The most urgent first, then problems before warnings."""
-    unremarkable: tuple[Looked, ...]
-    """A line a topic, with the figure of every model that it was unremarkable for."""
+    passed: tuple[TopicLine, ...]
+    """A line a topic, with the figure of every model that passed."""
     unjudged: tuple[tuple[str, str], ...]
-    """Why something could not be judged, and what: topics, and the models if not all of them."""
+    """Reasons why topics could not be judged, with the topics, and the models if not all."""
 
     @property
     def urgent(self) -> tuple[Finding, ...]:
-        """What is said before any figure."""
+        """Findings that are shown before any figure."""
         return tuple(finding for finding in self.findings if finding.urgency < OTHER)
 
     @property
@@ -83,8 +83,8 @@ class Diagnosis:
         return tuple(finding for finding in self.findings if finding.urgency == OTHER)
 
 
-def gathered(remarks: Iterable[Remark], models: Iterable[str]) -> Diagnosis:
-    """Remarks in order, by topic; ``models`` are all that were looked at."""
+def collect_remarks(remarks: Iterable[Remark], models: Iterable[str]) -> Diagnosis:
+    """Remarks in order, by topic; ``models`` are all models that were checked."""
     given, everyone = list(remarks), list(models)
     order = {"problem": 0, "warning": 1}
     findings = [remark for remark in given if isinstance(remark, Finding)]
@@ -92,26 +92,26 @@ def gathered(remarks: Iterable[Remark], models: Iterable[str]) -> Diagnosis:
     figures: dict[Topic, dict[str, str]] = {}
     lacking: dict[str, dict[Topic, list[str]]] = {}
     for remark in given:
-        if isinstance(remark, Unremarkable):
+        if isinstance(remark, Passed):
             figures.setdefault(remark.topic, {})[remark.model] = remark.shown
         elif isinstance(remark, Unjudged):
             lacking.setdefault(remark.why, {}).setdefault(remark.topic, []).append(remark.model)
     return Diagnosis(
         tuple(findings),
-        tuple(Looked(topic.name, topic.limit, _figures(shown, everyone)) for topic, shown in figures.items()),
+        tuple(TopicLine(topic.name, topic.limit, _figures(shown, everyone)) for topic, shown in figures.items()),
         tuple((why, _listed(topics, everyone)) for why, topics in lacking.items()),
     )
 
 
 def _figures(shown: dict[str, str], everyone: list[str]) -> str:
-    """The figure of each model, once where all have the same."""
+    """The figure of each model; once if all are the same."""
     if list(shown) == everyone and len(set(shown.values())) == 1:
         return next(iter(shown.values()))
     return ", ".join(f"{model} {figure}" for model, figure in shown.items())
 
 
 def _listed(topics: dict[Topic, list[str]], everyone: list[str]) -> str:
-    """Topics of the same models together, the models named where they are not all."""
+    """Topics grouped by their models; the models are named if they are not all."""
     together: dict[tuple[str, ...], list[str]] = {}
     for topic, models in topics.items():
         together.setdefault(tuple(models), []).append(topic.name)

@@ -1,4 +1,4 @@
-"""Samples side by side: for the same contexts, what the base and every method make of them."""
+"""Samples side by side: the outputs of the base and of every method for the same contexts."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Output:
     model: str
     color: str
     verdict: str
-    """``yes``, ``no``, ``part`` or nothing where no b is known."""
+    """``yes``, ``no``, ``part``, or empty if b is not known."""
     score: str
     body: Markup
     outcome: str
-    """What the evaluation says went wrong, if it does."""
+    """The error that the evaluation found, if any."""
     note: str
 
 
 @dataclass(frozen=True)
 class Example:
-    """A context with all outputs for it."""
+    """A context with its outputs."""
 
     prompt: Markup
     opening: str
     """The first words of a context that is folded away; empty for a short one."""
     columns: tuple[tuple[str, str], ...]
-    """The data's other columns but for what the context holds already: the reference."""
+    """The other columns, such as the reference, except those contained in the prompt."""
     outputs: tuple[Output, ...]
 
 
@@ -106,7 +106,7 @@ def _group_label(study: Study, model: str) -> str:
 
 
 def _from_training(study: Study) -> list[Record]:
-    """Contexts of the last logged epochs, those that most runs have in common first."""
+    """Contexts of the last logged epochs, those shared by most runs first."""
     by_prompt: dict[str, Record] = {}
     for model, sample in _last_samples(study):
         prompt = sample.get("prompt")

@@ -1,4 +1,4 @@
-"""Numbers along a run, ready to be drawn: evaluations with their intervals, epochs in bins, weights, times."""
+"""Series for figures: evaluations with intervals, metrics of epochs in bins, importance weights, times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cdpg.report.values import Interval, count, interval, mean, number
 from cdpg.storage.json_files import mapping
 
 BINS = 40
-"""Epochs are drawn in at most this many bins, so that a long run is as light as a short one."""
+"""Epochs are drawn in at most this many bins, so that the page of a long run is not larger."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line with a band; the band's ends are None where there is none."""
+    """A line with a band; None for the ends of a missing band."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -31,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Clock:
-    """What the horizontal axis counts: training samples where every run tells them, else epochs."""
+    """The unit of the horizontal axis: training samples if every run logs them, else epochs."""
 
     samples: bool
 
@@ -40,18 +40,18 @@ class Clock:
         return "training samples" if self.samples else "epochs"
 
     def place(self, run: Run, record: Record) -> float | None:
-        """Where a record stands on the axis."""
+        """The position of a record on the axis."""
         epoch, per_epoch = count(record.get("epoch")), run.samples_per_epoch
         return epoch * per_epoch if self.samples and epoch is not None and per_epoch is not None else epoch
 
 
 def clock_of(study: Study) -> Clock:
-    """Samples if they are known for every run, for methods are compared at equal numbers of them."""
+    """Samples if they are known for every run, since methods are compared at equal numbers of samples."""
     return Clock(all(run.samples_per_epoch is not None for run in study.runs))
 
 
 def evaluated(group: Group, metric: str, clock: Clock) -> Series:
-    """A metric on held-out contexts through training; with several seeds their mean, and their range for a band."""
+    """A metric on held-out contexts through training; with several seeds, their mean and range."""
     lines = []
     for run in group.runs:
         points = {}
@@ -68,7 +68,7 @@ def evaluated(group: Group, metric: str, clock: Clock) -> Series:
 
 
 def base_along(run: Run, metric: str) -> Interval | None:
-    """The base's value on the contexts of the evaluations along a run; a pooled one is from the last one's pool."""
+    """The base's value on the contexts of the evaluations along a run; a pooled value is of the last pool."""
     if metric == POOLED:
         found = [mapping(record.get("base")) for record in reversed(run.evaluations)]
     else:
@@ -78,7 +78,7 @@ def base_along(run: Run, metric: str) -> Interval | None:
 
 
 def contexts_along(study: Study) -> set[float]:
-    """On how many contexts the runs were evaluated along the way: one number, unless they differ."""
+    """Numbers of contexts of the evaluations along the runs: one number, unless the runs differ."""
     counts = (count(record.get("contexts")) for run in study.runs for record in run.evaluations)
     return {value for value in counts if value is not None}
 
@@ -100,7 +100,7 @@ def logged(group: Group, field: str, clock: Clock) -> Series:
 
 
 def pairs(group: Group, across: str, up: str) -> list[tuple[float, float]]:
-    """Two metrics of the same evaluations, one against the other, along the first run that has both."""
+    """Two metrics of the same evaluations, as pairs, along the first run that has both."""
     for run in group.runs:
         both = []
         for record in run.evaluations:
@@ -126,7 +126,7 @@ def log10_weights(group: Group) -> list[float]:
 
 
 def seconds_by_stage(run: Run, stages: Iterable[str]) -> dict[str, float]:
-    """Where a run's time went; what no stage accounts for is ``other``."""
+    """A run's seconds by stage; the rest is ``other``."""
     spent = {stage: _total(run.metrics, f"seconds_{stage}") for stage in stages if stage not in ("other", "evaluation")}
     spent["evaluation"] = _total(run.evaluations, "seconds")
     spent["other"] = max(0.0, _total(run.metrics, "seconds") - math.fsum(spent.values()) + spent["evaluation"])
@@ -134,7 +134,7 @@ def seconds_by_stage(run: Run, stages: Iterable[str]) -> dict[str, float]:
 
 
 def thinned(values: Sequence[float], most: int, logarithmic: bool = False) -> list[tuple[int, float]]:
-    """At most about ``most`` of the values with their places, evenly or in even steps of the place's logarithm."""
+    """About ``most`` of the values with their indices, evenly spaced in the index or in its logarithm."""
     if len(values) <= most:
         return list(enumerate(values))
     last = len(values) - 1
@@ -162,12 +162,12 @@ def _binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, f
 
 
 def _shared(lines: Sequence[dict[float, float]]) -> list[float]:
-    """The places that all lines have, in order."""
+    """The positions that all lines share, in order."""
     return sorted(set.intersection(*map(set, lines))) if lines else []
 
 
 def _across(lines: Sequence[dict[float, float]]) -> list[tuple[float, float, float | None, float | None]]:
-    """Mean and range at every place that all lines share."""
+    """Mean and range at every position that all lines share."""
     rows: list[tuple[float, float, float | None, float | None]] = []
     for place in _shared(lines):
         values = [line[place] for line in lines]

@@ -1,4 +1,4 @@
-"""What a block of a report is about: runs that compare, which of them are seeds of one another, all evaluations."""
+"""A study: the runs of one block of a report, grouped by seed, with all their evaluations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cdpg.storage.json_files import mapping, sequence
 
 BASE_NAME = "base"
 RELATIVE = frozenset({"compile_outcome"})
-"""Counters whose names exclude one another: drawn as shares of the outputs."""
+"""Counters whose names exclude each other; drawn as shares of the outputs."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed alone, drawn as one line; the base is a group without runs."""
+    """Runs that differ only in the seed, drawn as one line; the base is a group without runs."""
 
     label: str
-    """To be shown: short, and no other group's."""
+    """The name to show: short, and unique among the groups."""
     method: str
     style: Style
     runs: tuple[Run, ...]
@@ -33,12 +33,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure of a tuned model and of its base, of one evaluation."""
+    """A figure of a tuned model and of its base, from one evaluation."""
 
     base: Interval | None
     tuned: Interval | None
     change: Interval | None
-    """Their difference, paired by context where the file has it."""
+    """Their difference, paired by context if the file has it."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Study:
     groups: tuple[Group, ...]
     """In order of methods; without the base."""
     evaluation: Record
-    """All models side by side, checked for nothing but its outermost shape."""
+    """All models side by side; only the outermost shape is checked."""
     notes: tuple[str, ...]
     """What was missing or could not be read."""
     bases: Mapping[str, str] = field(default_factory=dict)
-    """The name of each model's base, where the base was measured more than once: with another seed, say."""
+    """The name of each model's base, if the base was measured more than once (for example with several seeds)."""
     key: str = ""
-    """What the names of its tables and figures begin with, where a report has several studies."""
+    """Prefix of the names of its tables and figures, if a report has several studies."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -68,7 +68,7 @@ class Study:
 
     @property
     def tuned(self) -> tuple[str, ...]:
-        """The models but for the bases."""
+        """The models except the bases."""
         return tuple(model for model in self.models if not self.is_base(model))
 
     @property
@@ -79,7 +79,7 @@ class Study:
 
     @property
     def evaluated_along(self) -> str:
-        """The contexts of the evaluations along the runs, in words; where runs differ in them, nothing is claimed."""
+        """The contexts of the evaluations along the runs, in words; generic if the runs differ."""
         found = {contexts_in_words(run.evaluations[-1]) for run in self.runs if run.evaluations}
         return found.pop() if len(found) == 1 else "contexts"
 
@@ -91,7 +91,7 @@ class Study:
         return model == BASE_NAME or model in self.bases.values()
 
     def run_of(self, model: str) -> Run | None:
-        """The run that made a model, if its folder is there."""
+        """The run that made a model, if its folder was given."""
         members = (pair for group in self.groups for pair in zip(group.models, group.runs, strict=False))
         return next((run for name, run in members if name == model), None)
 
@@ -100,13 +100,13 @@ class Study:
         return interval(mapping(mapping(self.evaluation.get("models")).get(model)).get(name))
 
     def change(self, model: str, name: str) -> Interval | None:
-        """Difference from the model's own base, paired by context where the file has it."""
+        """Difference from the model's own base, paired by context if the file has it."""
         return _difference(
             self.evaluation, model, name, self.metric(model, name), self.metric(self.base_of(model), name)
         )
 
     def beside_base(self, model: str, name: str) -> Beside:
-        """A model and its base; what the models have not in common, a pooled figure, from the run's own evaluation."""
+        """A model and its base; a pooled figure that the models do not share is from the run's own evaluation."""
         tuned, run = self.metric(model, name), self.run_of(model)
         if tuned is not None or run is None:
             return Beside(self.metric(self.base_of(model), name), tuned, self.change(model, name))
@@ -129,12 +129,12 @@ class Study:
         return dict(zip(shown, distinct(list(shown.values())), strict=True))
 
     def label_of(self, model: str) -> str:
-        """The name to show, no other model's: the group's where the model is the only one of it."""
+        """The name to show, unique among the models: the group's name if the model is its only one."""
         return self._labels.get(model) or short(model)
 
     @property
     def is_code(self) -> bool:
-        """Whether outputs are Python functions: by the task's name, else by what most contexts end in."""
+        """Whether outputs are Python functions: by the task's name, else by the end of most contexts."""
         if self.task is not None and self.task.startswith("code"):
             return True
         prompts = [mapping(example).get("prompt") for example in sequence(self.evaluation.get("examples"))]
@@ -147,7 +147,7 @@ class Study:
 def _difference(
     evaluation: Record, model: str, name: str, tuned: Interval | None, base: Interval | None
 ) -> Interval | None:
-    """What an evaluation says of the change, else the difference of the means; None where models do not differ."""
+    """The change in an evaluation, else the difference of the means; None if the models do not differ."""
     if name in METRICS and METRICS[name].of_base:
         return None
     changes = mapping(mapping(mapping(evaluation.get("changes")).get(model)).get(name))

@@ -1,4 +1,4 @@
-"""What things look like: a colour, a marker and a dash for each method, the same in every figure of every report.
+"""Colours, markers and dashes of methods, the same in every figure of every report.
 
 The colours were chosen for the greatest least distance between any two of them under normal sight and under simulated
 protanopia, deuteranopia and tritanopia, with enough contrast to serve as text. Marker and dash say the same again, for
@@ -36,7 +36,7 @@ OTHERS: tuple[Style, ...] = (
     Style("#006d7a", "#4fd0de", "X", (7.0, 2.0)),
     Style("#5b4bc4", "#a99bff", "h", (1.0, 1.0)),
 )
-"""For runs beyond the first of a method and for methods of one's own, in order; then from the start again."""
+"""Styles for further runs of a method and for unknown methods, in order; then from the start again."""
 
 STAGES: dict[str, tuple[str, str]] = {
     "sampling": ("#33339a", "#8f9bff"),
@@ -46,17 +46,17 @@ STAGES: dict[str, tuple[str, str]] = {
     "evaluation": ("#86c5ea", "#a7daf7"),
     "other": ("#9aa1a9", "#7d858e"),
 }
-"""Where the time goes, with the colours of its parts on a light and on a dark page."""
+"""Stages of a run's time, with their colours on light and dark pages."""
 
 INK = ("#1c2126", "#e6eaef")
 MUTED = ("#59626c", "#a3adb8")
 GRID = ("#e3e7eb", "#2e353d")
 PAPER = ("#fefefe", "#14181d")
-"""Text, lesser text, grid lines and what lies behind, on a light and on a dark page."""
+"""Colours of text, secondary text, grid lines and background, on light and dark pages."""
 
 
 def dark_twins() -> dict[str, str]:
-    """Every colour that a figure may hold, and what stands for it on a dark page."""
+    """Every colour of the figures, and its replacement on a dark page."""
     styles = (BASE, *METHODS.values(), *OTHERS)
     return dict([INK, MUTED, GRID, PAPER, *STAGES.values(), *((style.color, style.dark) for style in styles)])
 

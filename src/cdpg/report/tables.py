@@ -1,4 +1,4 @@
-"""Tables: rows of cells with what is shown, what is sorted by and what a spreadsheet gets."""
+"""Tables of a study: cells with text, a sort key and a value for CSV."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 MOST_COLUMNS = 6
-"""Columns side by side; a wider table goes on below."""
+"""Columns side by side; a wider table continues below."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 _PLAIN_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 
@@ -68,7 +68,7 @@ class Cell:
     sort: float | None = None
     best: bool = False
     near: bool = False
-    """Not told apart from the best: its interval holds the best's mean."""
+    """Not distinguishable from the best: its interval contains the best's mean."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ class Table:
 
 
 def tables_of(study: Study) -> list[Table]:
-    """Every table that the study has figures for."""
+    """All tables for which the study has figures."""
     tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
     found = (*_seeds(study), *tables, *_between(study), *_ideal(study), *_costs(study))
     return [dataclasses.replace(part, name=study.key + part.name) for table in found for part in _parts(table)]
 
 
 def _parts(table: Table) -> Iterator[Table]:
-    """A table cut into tables that fit a page; the first one's file holds all columns."""
+    """A table split into tables that fit a page; the first one's CSV holds all columns."""
     for start in range(0, max(1, len(table.columns)), MOST_COLUMNS):
         span = slice(start, start + MOST_COLUMNS)
         rows = tuple(dataclasses.replace(row, cells=row.cells[span]) for row in table.rows)
@@ -118,14 +118,14 @@ def _parts(table: Table) -> Iterator[Table]:
 
 
 def to_csv(rows: Sequence[Sequence[object]]) -> str:
-    """Comma-separated values that a spreadsheet reads as data: nothing in them is taken for a formula."""
+    """Comma-separated values in which a spreadsheet finds no formula."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\r\n").writerows([[neutral(cell) for cell in row] for row in rows])
     return buffer.getvalue()
 
 
 def neutral(cell: object) -> str:
-    """A cell as text; one that a spreadsheet would run as a formula gets an apostrophe in front.
+    """A cell as text; one that a spreadsheet would run as a formula is preceded by an apostrophe.
 
     So does each part between semicolons, where spreadsheets of many countries begin a new cell.
     """
@@ -142,7 +142,7 @@ def _is_formula(text: str) -> bool:
 
 
 def written(value: float, digits: int, signed: bool = False) -> str:
-    """A number with its decimals, more of them where it would otherwise read as zero, and a true minus."""
+    """A number with its decimals, with more of them if it would round to zero, and a true minus sign."""
     if value and abs(value) < 0.5 * 10**-digits:
         digits = min(8, -math.floor(math.log10(abs(value))))
     result = f"{value:{'+' if signed else ''},.{digits}f}"
@@ -220,7 +220,7 @@ def _cell(study: Study, model: str, name: str) -> Cell:
 
 
 def _standing(study: Study, model: str, name: str, value: Interval, metric: Metric) -> tuple[bool, bool]:
-    """Whether a tuned model is the best of the tuned ones, or cannot be told from it; never where there is but one."""
+    """Whether a tuned model is the best, and whether it is not distinguishable from it; False if there is only one."""
     others = [study.metric(other, name) for other in study.tuned]
     means = [other.mean for other in others if other is not None]
     if metric.better is None or len(means) < 2:
@@ -254,7 +254,7 @@ def _column(metric: Metric) -> Column:
 
 
 def _between(study: Study) -> Iterator[Table]:
-    """Every other tuned model against the first: an interval without 0 tells the two apart."""
+    """Every other tuned model against the first: they differ if the interval excludes 0."""
     first, others = next(iter(mapping(study.evaluation.get("between")).items()), ("", None))
     per_model = {model: mapping(part) for model, part in mapping(others).items()}
     known = [name for name in study.metrics if any(name in part for part in per_model.values())]
@@ -273,7 +273,7 @@ def _between(study: Study) -> Iterator[Table]:
 
 
 def _interval_csv(names: Sequence[str], found: Mapping[str, Sequence[Interval | None]]) -> str:
-    """A line a model, with mean and ends of each metric."""
+    """A line a model, with mean and interval of each metric."""
     lines: list[list[object]] = [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
     for model, values in found.items():
         lines.append([model])
@@ -290,7 +290,7 @@ def _difference_cell(value: Interval | None, metric: Metric) -> Cell:
 
 
 def _ideal(study: Study) -> Iterator[Table]:
-    """How near each model is to the ideal, as ratios."""
+    """Ratios of each model's metrics to the ideal model's."""
     per_model = mapping(study.evaluation.get("versus_ideal"))
     names = list(dict.fromkeys(name for part in per_model.values() for name in mapping(part)))[:12]
     if not names:
@@ -331,7 +331,7 @@ def _seeds(study: Study) -> Iterator[Table]:
 
 
 def _costs(study: Study) -> Iterator[Table]:
-    """What each training took: from the evaluation, else added up from the epochs."""
+    """The cost of each training: from the evaluation, else summed over the epochs."""
     rows, lines = [], [["model", "epochs", "samples", "tokens", "seconds", "samples per second"]]
     runs = {name: run for group in study.groups for name, run in zip(group.models, group.runs, strict=False)}
     given = mapping(study.evaluation.get("costs"))

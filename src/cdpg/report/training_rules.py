@@ -1,4 +1,4 @@
-"""Rules on the training: whether there was something to learn from, and whether it was learnt to the end.
+"""Rules on the training: coverage, importance weights, skipped steps, failed checks, and convergence.
 
 Every rule is a pure function of a few numbers with its threshold beside it, so that a reader can disagree.
 """
@@ -10,31 +10,31 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from cdpg.messages.terms import term
-from cdpg.report.remarks import NOTHING_LEARNT, Finding, Remark, Topic, Unjudged, Unremarkable
+from cdpg.report.remarks import NOTHING_LEARNT, Finding, Passed, Remark, Topic, Unjudged
 from cdpg.report.values import mean
 from cdpg.training.starvation import LEAST_COVERAGE
 
 END_SHARE = 0.1
-"""What is said of the end of a run is a mean over this share of its epochs, but of 3 at least."""
+"""Figures at the end of a run are means over this share of its epochs, at least 3."""
 EMPTY_SHARE = 0.8
-"""No satisfying sample at all in this share of the epochs, or more: next to nothing was learnt, as in a run whose mean
-coverage is below ``NO_COVERAGE``; unless coverage was no longer low at its end."""
+"""If this share of the epochs or more has no satisfying sample, or mean coverage is below ``NO_COVERAGE``, next to
+nothing was learnt; unless coverage was no longer low at the end."""
 LOW_COVERAGE = 0.5
-"""Fewer covered contexts than this at the end of a run: much of the sampling teaches nothing."""
+"""Coverage at the end of a run below which many samples are wasted."""
 NO_COVERAGE = LEAST_COVERAGE
-"""Fewer than this: there is next to nothing to learn from; the share at which a run warns, too."""
+"""Coverage below which there is next to nothing to learn from; a run warns at the same share."""
 FEW_EFFECTIVE = 0.35
-"""Effective sample size over the number of satisfying samples; below this the weights are uneven."""
+"""Effective sample size over the number of satisfying samples, below which the weights are uneven."""
 DEGENERATE = 0.15
 """Below this a few samples decide the gradient."""
 LEAST_MOVE = 0.01
 """A change of satisfaction between the last two tenths of a run that counts, if it is also twice its standard error."""
 LEAST_EPOCHS = 20
-"""Shorter runs are not asked whether satisfaction was still moving."""
+"""In shorter runs, a change of satisfaction at the end is not checked."""
 SKIPPED_SHARE = 0.2
 """Share of optimiser steps skipped because no sample satisfied."""
 FAILED_SHARE = 0.01
-"""Share of samples whose check failed: they are left out, so that the rest may not be like the whole."""
+"""Share of samples whose check failed; they are left out, which may bias the rest."""
 
 EPOCHS = Topic("epochs done", "fewer than asked for")
 EMPTY = Topic(
@@ -66,11 +66,11 @@ def unfinished(label: str, done: int, wanted: float | None) -> Iterator[Remark]:
         advice = f"Continue it with {term('resume', typed=True)}, or in Python with {term('resume', typed=False)}."
         yield Finding("warning", label, "Not finished", text, advice)
     else:
-        yield Unremarkable(label, EPOCHS, f"{done:,} of {wanted:,.0f}")
+        yield Passed(label, EPOCHS, f"{done:,} of {wanted:,.0f}")
 
 
-def learnt_nothing(label: str, coverage: Sequence[float]) -> Iterator[Remark]:
-    """Hardly an epoch with a satisfying sample: there was no gradient to follow."""
+def nothing_learnt(label: str, coverage: Sequence[float]) -> Iterator[Remark]:
+    """Hardly any epoch has a satisfying sample, so there was hardly any gradient."""
     if not coverage:
         yield Unjudged(label, EMPTY, NO_EPOCHS)
         return
@@ -87,7 +87,7 @@ def learnt_nothing(label: str, coverage: Sequence[float]) -> Iterator[Remark]:
         )
         yield Finding("problem", label, "Next to nothing was learnt", text, advice, NOTHING_LEARNT)
     else:
-        yield Unremarkable(label, EMPTY, f"{empty:,} of {epochs:,}")
+        yield Passed(label, EMPTY, f"{empty:,} of {epochs:,}")
 
 
 def low_coverage(label: str, coverage: float | None, z: float | None, per_context: float | None) -> Iterator[Remark]:
@@ -96,7 +96,7 @@ def low_coverage(label: str, coverage: float | None, z: float | None, per_contex
         yield Unjudged(label, COVERAGE, NO_EPOCHS)
         return
     if coverage >= LOW_COVERAGE:
-        yield Unremarkable(label, COVERAGE, f"{coverage:.0%}")
+        yield Passed(label, COVERAGE, f"{coverage:.0%}")
         return
     text = (
         f"Only {coverage:.0%} of the contexts had a satisfying sample at the end of the run; the others taught nothing."
@@ -116,14 +116,14 @@ def low_coverage(label: str, coverage: float | None, z: float | None, per_contex
 def uneven_weights(
     label: str, method: str, ess: float | None, satisfaction: float | None, coverage: float | None
 ) -> Iterator[Remark]:
-    """Few of the satisfying samples carry the weight: ess over the satisfying share of a covered context."""
+    """Few of the satisfying samples have most of the weight: ess over the satisfying share of a covered context."""
     if ess is None or not satisfaction or not coverage:
         unknown = satisfaction is None or coverage is None
         yield Unjudged(label, WEIGHTS, NO_EPOCHS if unknown else "there are no weights: no sample satisfied at the end")
         return
     used = min(1.0, ess * coverage / satisfaction)
     if used >= FEW_EFFECTIVE:
-        yield Unremarkable(label, WEIGHTS, f"{used:.0%}")
+        yield Passed(label, WEIGHTS, f"{used:.0%}")
         return
     degenerate = used < DEGENERATE
     text = f"Of the satisfying samples only {used:.0%} count effectively at the end of the run."
@@ -151,7 +151,7 @@ def still_moving(label: str, satisfaction: Sequence[float]) -> Iterator[Remark]:
     move = math.fsum(last) / size - math.fsum(before) / size
     error = math.sqrt(_variance(before) / size + _variance(last) / size)
     if abs(move) <= LEAST_MOVE or abs(move) <= 2 * error:
-        yield Unremarkable(label, MOVING, f"{move:+.3f}".replace("-", "−"))
+        yield Passed(label, MOVING, f"{move:+.3f}".replace("-", "−"))
         return
     title, word = ("Still rising when it stopped", "rose") if move > 0 else ("Falling when it stopped", "fell")
     text = f"Satisfaction {word} by {abs(move):.3f} over the last {size:,} epochs, from those before."
@@ -160,29 +160,29 @@ def still_moving(label: str, satisfaction: Sequence[float]) -> Iterator[Remark]:
 
 
 def nonfinite_steps(label: str, steps: float, nonfinite: float) -> Iterator[Remark]:
-    """Steps that were not taken because of their gradient; ``steps`` are all there were."""
+    """Steps that were skipped because their gradient was not finite; ``steps`` counts all steps."""
     if not steps:
         yield Unjudged(label, FINITE, NO_EPOCHS)
     elif nonfinite:
         text = f"{nonfinite:,.0f} optimiser steps were skipped for a gradient that was not finite."
         yield Finding("problem", label, "Gradients not finite", text, "Lower learning_rate, or set max_grad_norm.")
     else:
-        yield Unremarkable(label, FINITE, f"0 of {steps:,.0f}")
+        yield Passed(label, FINITE, f"0 of {steps:,.0f}")
 
 
 def skipped_steps(label: str, steps: float, skipped: float) -> Iterator[Remark]:
-    """Steps that were not taken because no sample satisfied; ``steps`` are all there were."""
+    """Steps that were skipped because no sample satisfied; ``steps`` counts all steps."""
     if not steps:
         yield Unjudged(label, SKIPPED, NO_EPOCHS)
     elif skipped / steps > SKIPPED_SHARE:
         text = f"{skipped / steps:.0%} of the optimiser steps had no satisfying sample and were skipped."
         yield Finding("warning", label, "Steps without a sample", text, "Raise num_generations or contexts_per_epoch.")
     else:
-        yield Unremarkable(label, SKIPPED, f"{skipped / steps:.0%}")
+        yield Passed(label, SKIPPED, f"{skipped / steps:.0%}")
 
 
 def failed_checks(label: str, failed: float, samples: float) -> Iterator[Remark]:
-    """Samples that the constraint gave no verdict on."""
+    """Samples without a verdict because the check failed."""
     if not samples:
         yield Unjudged(label, CHECKS, NO_EPOCHS)
     elif failed / samples > FAILED_SHARE:
@@ -190,7 +190,7 @@ def failed_checks(label: str, failed: float, samples: float) -> Iterator[Remark]
         advice = "See failures.jsonl; mend the constraint, or raise check_seconds or check_memory."
         yield Finding("warning", label, "Checks failed", text, advice)
     else:
-        yield Unremarkable(label, CHECKS, f"{failed / samples:.1%}")
+        yield Passed(label, CHECKS, f"{failed / samples:.1%}")
 
 
 def _variance(values: Sequence[float]) -> float:

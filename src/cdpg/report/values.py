@@ -1,4 +1,4 @@
-"""Numbers and text out of files that nobody vouches for: what is not a number is nothing, what could mislead is shown.
+"""Numbers and text from untrusted files: invalid numbers become None, invisible characters are spelt out.
 
 Nothing here raises on what a file holds. Text keeps its letters; characters that steer a terminal, hide, or turn the
 order of reading are replaced by something that can be seen.
@@ -15,7 +15,7 @@ from typing import Any
 from cdpg.storage.json_files import mapping, sequence
 
 LARGEST = 1e18
-"""Beyond this a number is taken for damage: drawing it would overflow."""
+"""A larger number is treated as damage: drawing it would overflow."""
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u3164\ud800-\udfff\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -25,7 +25,7 @@ _STEERING = re.compile(
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the ends of its confidence interval, where these are known."""
+    """A mean with the ends of its confidence interval, if they are known."""
 
     mean: float
     low: float | None = None
@@ -38,7 +38,7 @@ class Interval:
 
 
 def number(value: Any) -> float | None:
-    """A finite number of a sensible size, or nothing."""
+    """A finite number of a sensible size, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -49,13 +49,13 @@ def number(value: Any) -> float | None:
 
 
 def count(value: Any) -> float | None:
-    """A number that is not negative, or nothing."""
+    """A number that is not negative, or None."""
     result = number(value)
     return result if result is not None and result >= 0 else None
 
 
 def interval(value: Any) -> Interval | None:
-    """``{"mean", "low", "high"}``, or a bare number, as an interval; nothing without a mean."""
+    """``{"mean", "low", "high"}``, or a number, as an interval; None without a mean."""
     if not isinstance(value, dict):
         mean = number(value)
         return None if mean is None else Interval(mean)
@@ -68,7 +68,7 @@ def interval(value: Any) -> Interval | None:
 
 
 def without(value: Any, name: str) -> dict[str, Any]:
-    """A mapping but for one key; empty for anything else."""
+    """A mapping without one key; empty for anything else."""
     return {key: item for key, item in mapping(value).items() if key != name}
 
 
@@ -92,12 +92,12 @@ def text(value: Any, limit: int = 4000) -> str:
 
 
 def visible(value: str) -> str:
-    """``value`` with every character that cannot be seen, or that turns the order of reading, spelt out."""
+    """``value`` with invisible and bidirectional control characters spelt out."""
     return _STEERING.sub(_spell, value)
 
 
 def short(value: Any, limit: int = 40) -> str:
-    """A name for an axis, a row or a heading: one line, visible, cut."""
+    """A name for an axis, a row or a heading: one line, visible, shortened."""
     return _cut(_line(text(value, 10 * limit)), limit)
 
 
@@ -115,7 +115,7 @@ def distinct(names: Sequence[str], limit: int = 40) -> list[str]:
 
 
 def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The names, with a number after each that is taken or stands before it already."""
+    """The names, with a number after each that is taken or repeated."""
     used, found = set(taken), []
     for name in names:
         free, place = name, 2
@@ -127,7 +127,7 @@ def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean, or nothing where there is nothing to take it of."""
+    """The mean, or None without values."""
     known = list(values)
     return math.fsum(known) / len(known) if known else None
 
@@ -141,7 +141,7 @@ def _cut(line: str, limit: int) -> str:
 
 
 def _cut_at_difference(line: str, alike: Sequence[str], limit: int) -> str:
-    """The line's beginning, and what follows where it parts from those that begin alike."""
+    """The line's beginning, and its part from where it differs from those that begin alike."""
     if len(line) <= limit or len(set(alike)) == 1:
         return _cut(line, limit)
     first, last, head = min(alike), max(alike), limit // 4

@@ -1,4 +1,4 @@
-"""Files of a report on the disk, whole or not at all."""
+"""Writes a report's files atomically."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cdpg.system import files
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made if need be."""
+    """The folder, created if it does not exist."""
     try:
         files.make_folder(folder)
     except OSError as error:
@@ -20,7 +20,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one, also after a crash."""
+    """Write a file atomically: readers see the old file or the new one, even after a crash."""
     if path.is_dir():
         raise UserError(f"{str(path)!r} is a folder: name the HTML file to write")
     make_folder(path.parent)
