@@ -3,8 +3,8 @@
     pip install jsonschema
     python examples/json_schema.py --model HuggingFaceTB/SmolLM2-135M --contexts sentences.txt
 
-The prompt shows one example; the constraint reads the answer's first line. Whether the values are *right* is not asked:
-what the model knows of that it keeps, since nothing pulls it away from the base beyond the constraint.
+The prompt shows one example; the constraint reads the answer's first line. It does not check whether the values are
+*right*: the model keeps what it knows of that, since tuning changes only what the constraint requires.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def valid_json(prompts: list[str], completions: list[str], **columns: Any) -> li
     def is_valid(text: str) -> bool:
         try:
             return VALIDATOR.is_valid(json.loads(text))
-        except (ValueError, RecursionError):  # what a text may do to the parser is a verdict, not a failure
+        except (ValueError, RecursionError):  # an error that the text causes is a verdict, not a failure
             return False
 
     return [is_valid(text) for text in completions]
 
 
 class FirstLine:
-    """Stopping rule: the answer is one line. What would follow is neither sampled nor scored."""
+    """Stopping rule: the answer is one line. Text after it is neither sampled nor scored."""
 
     watch = frozenset("\n")
 

@@ -2,8 +2,8 @@
 
     python examples/plain_answers.py --model HuggingFaceTB/SmolLM2-135M-Instruct --contexts questions.txt
 
-Several constraints are multiplied: an answer counts with the score of its reading level, and only if its length is
-within bounds.
+Several constraints are multiplied: an answer's verdict is the score of its reading level if its length is within
+bounds, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cdpg.constraints.texts import as_text
 from cdpg.contexts.contexts import load_contexts
 
 FEWEST, MOST = 8, 40
-"""Words of an answer. Without a lower bound, saying almost nothing would be the easiest way to satisfy."""
+"""Words of an answer. Without a lower bound, the easiest way to satisfy the constraint is to say almost nothing."""
 EASY, HARD = 6.0, 12.0
-"""School grades: an answer for the first counts in full, one for the second not at all."""
+"""School grades: an answer up to the first gets 1, one from the second on gets 0."""
 WISH = "Answer in one or two short, simple sentences."
-"""Asking costs nothing: the more often the base satisfies, the more there is to learn from."""
+"""Asking in the prompt costs nothing: the more often the base satisfies the constraint, the more there is to learn."""
 QUESTIONS = (
     "Why is the sky blue?", "How does a bicycle stay upright?", "What is inflation?", "Why do cats purr?",
     "How do vaccines work?", "What makes bread rise?", "Why does the moon change its shape?", "What is a black hole?",
@@ -36,13 +36,13 @@ def grade(text: str) -> float:
     sentences = [part for part in re.split(r"[.!?]+", text) if part.strip()]
     if not words or not sentences:
         return float("inf")
-    # A run of vowels is a syllable, but for the silent e at a word's end; every word has one at least.
+    # A group of vowels is a syllable, except the silent e at a word's end; every word has at least one.
     syllables = sum(max(1, len(re.findall(r"[aeiouy]+", word.lower().removesuffix("e")))) for word in words)
     return 0.39 * len(words) / len(sentences) + 11.8 * syllables / len(words) - 15.59
 
 
 def right_length(prompts: list[Any], completions: list[Any], **columns: Any) -> list[bool]:
-    """b = 1 for an answer of 8 to 40 words that is a whole sentence."""
+    """b = 1 for an answer of 8 to 40 words that ends a sentence."""
     texts = [as_text(completion).strip() for completion in completions]  # a chat's answer is a list of one message
     return [FEWEST <= len(text.split()) <= MOST and text.endswith((".", "!", "?")) for text in texts]
 

@@ -2,8 +2,8 @@
 
     python examples/terminology.py --model t5-small --contexts sentences.txt
 
-Each context carries the terms that its sentence calls for as a column of its own; the constraint gets that column
-beside prompts and completions.
+Each context has a column with the terms that its sentence requires. The constraint gets this column together with
+prompts and completions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ GLOSSARY = {
     "committee": "commission", "report": "rapport", "meeting": "séance", "vote": "scrutin", "budget": "budget",
     "member": "membre", "amendment": "amendement", "chair": "présidence", "agreement": "accord", "staff": "personnel",
 }  # fmt: skip
-"""The French that a house wants for its English words; where a dictionary offers several, it is this one."""
+"""The French term to use for each English one, where a dictionary offers several."""
 SUBJECTS = ("The committee", "A member", "The staff", "The chair")
 ACTIONS = ("approved the report.", "was late for the meeting.", "asked for a vote.", "read the amendment twice.")
 SENTENCES = [f"{subject} {action}" for subject in SUBJECTS for action in ACTIONS]
 
 
 def has_word(text: str, word: str) -> bool:
-    """The whole word in any case, in the singular or with a plural's s or x."""
+    """Whether the whole word occurs, in upper or lower case, in the singular or with a plural's s or x."""
     return re.search(rf"(?<!\w){re.escape(word)}[sx]?(?!\w)", text, re.IGNORECASE) is not None
 
 
@@ -38,7 +38,7 @@ def terms_of(sentence: str) -> list[str]:
 
 
 def uses_terms(prompts: list[str], completions: list[str], terms: list[list[str]], **columns: Any) -> list[bool]:
-    """b(x,c) = 1 if every term that the source calls for stands in the translation."""
+    """b(x,c) = 1 if every term that the source requires occurs in the translation."""
     pairs = zip(completions, terms, strict=True)
     return [all(has_word(text, term) for term in wanted) for text, wanted in pairs]
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
     options = parser.parse_args()
     sentences = [str(c.prompt) for c in load_contexts(options.contexts)] if options.contexts else SENTENCES
-    # A sentence without a term asks for nothing: every translation satisfies, and there is nothing to learn from it.
+    # A sentence without a term requires nothing: every translation satisfies the constraint, and teaches nothing.
     rows = [{"prompt": PREFIX + each, "terms": terms_of(each)} for each in sentences if terms_of(each)]
     settings = {"output_dir": "runs/terms", "epochs": 100, "contexts_per_epoch": 8, "max_completion_length": 60}
     config = CDPGConfig.from_mapping({**settings, **parse_overrides(options.set)})

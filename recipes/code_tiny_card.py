@@ -33,11 +33,11 @@ library_name: transformers
 # code-tiny
 
 A GPT-Neo of {parameters} parameters that completes Python functions: the base model of the code tasks. It is small
-enough to tune on a laptop and fails often enough for a constraint to have work to do. It is no assistant: its
-functions look like Python and mean nothing.
+enough to tune on a laptop, and fails often enough to leave room for improvement. It is not an assistant: its functions
+look like Python but have no meaning.
 
-- Prompt: the line `def name(...):`, dedented, **without** a line break after it. The model goes on with a line break
-  and the indented body, then the end token `{end}`. Padding has a token of its own.
+- Prompt: the line `def name(...):`, dedented, **without** a line break after it. The model continues with a line
+  break and the indented body, then the end token `{end}`. Padding has a token of its own.
 - {layers} layers of width {width}, {heads} heads, tied embeddings, {vocabulary} tokens of byte-level BPE. A line break
   with its indentation is one token; no token spans the end of a signature. At most {window} tokens.
 - Stored as float16, loaded as float32 (`"dtype": "float32"` in `config.json`).
@@ -45,9 +45,9 @@ functions look like Python and mean nothing.
 ## Data
 
 Functions and methods of Python's standard library, its `test` package included: {training_functions:,} distinct ones
-of {body} tokens of body or fewer, {training_tokens:,} tokens. Docstrings and comments were taken out; functions with
-tabs, non-ASCII text, lines of more than 100 characters or signatures over several lines were left out, and so was
-`async def`. Files are split by a seed: no file that gives a signature to tune or to evaluate on was trained on.
+of {body} tokens of body or fewer, {training_tokens:,} tokens. Docstrings and comments are removed. Functions with
+tabs, non-ASCII text, lines of more than 100 characters or signatures over several lines are left out, and so is
+`async def`. Files are split by a seed: a file with signatures for tuning or evaluation is not used for training.
 The sources are under the PSF licence, version 2.
 
 ## Training
@@ -62,9 +62,9 @@ The loss counts the tokens of the body and the end token, given the signature.
 
 ## Samples
 
-{n} samples ({samples} for each of the held-out signatures), temperature 1, whole vocabulary, at most {body} tokens, cut
-at the function's end; beside them the real functions of the same signatures that fit into {body} tokens, cleaned as in
-training.
+{n} samples ({samples} for each of the held-out signatures), temperature 1, the whole vocabulary, at most {body} tokens,
+cut at the function's end. They are compared with the real functions of the same signatures that fit into {body}
+tokens, cleaned as in training.
 
 | | sampled | real |
 | --- | --- | --- |
@@ -77,9 +77,9 @@ training.
 {memorised}
 """
 MEMORISED = """\
-Learnt by heart: of {samples:,} samples ({each} for each of {signatures:,} held-out signatures), {verbatim:.1%} have a
-body that stands verbatim in a training function, whole or as a part of it; of the {long:,} with a body of more than
-{limit} characters, {long_verbatim:.1%}. The training functions are those of Python {python}.
+Memorisation: of {samples:,} samples ({each} for each of {signatures:,} held-out signatures), {verbatim:.1%} have a body
+that occurs verbatim in a training function, as its whole body or a part of it. Of the {long:,} samples with a body of
+more than {limit} characters, {long_verbatim:.1%} do. The training functions are those of Python {python}.
 """
 
 

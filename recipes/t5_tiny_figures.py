@@ -98,18 +98,19 @@ pipeline_tag: translation
 
 A T5 of {parameters:,} parameters, the base model of the offline presets of `translation-numbers` and
 `summarization-entities`. It translates English into French after the prefix `translate English to French: ` and
-summarises short news articles after `summarize: `, in the small world of the grammars that it was trained on
-(`recipes/corpora`). It is made for experiments with constraints, not for translating anything else.
+summarises short news articles after `summarize: `. It knows only the grammars that it was trained on
+(`recipes/corpora`). It is made for experiments with constraints, not for other translations.
 
 ## Training
 
 `python recipes/t5_tiny.py`, seed {seed}: {steps:,} steps, each on {translations_per_batch} sentence pairs, and every
 {articles_every} steps on {articles_per_batch} articles, or on as many tokens of shorter ones; about 65 minutes on one
-processor core. It starts with phrases and with articles of two or three sentences, then goes on to longer ones.
-Everything is composed afresh by the grammars, nothing is taken from elsewhere; beyond the phrases and the shortest
-sentences hardly anything is seen twice. In {digit_share:.1%} of the sentence pairs ({measure_share:.1%} where a
+processor core. Training starts with phrases and with articles of two or three sentences, then uses longer ones. The
+grammars compose all texts during training; no other data are used. Apart from phrases and the shortest sentences,
+hardly any text occurs twice. In {digit_share:.1%} of the sentence pairs ({measure_share:.1%} where a
 price, a time or a score is given) the French numbers are digits. Of the training summaries {brief_share:.0%} name
-little and {wrong_share:.0%} name someone wrong: what is rare in the base is what tuning brings out. Weights are
+few entities and {wrong_share:.0%} name a wrong person: outputs that are rare in the base are what tuning makes
+frequent. Weights are
 stored as float16 and loaded as float32 (`"dtype": "float32"` in `config.json`).
 
 ## Figures
