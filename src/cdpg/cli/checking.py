@@ -106,7 +106,7 @@ def _time_rows(found: ProbeResult) -> list[tuple[str, str]]:
         ("gradient, a sample", _time(pace.gradient)),
         ("the whole run, about", low if low == high else f"{low} to {high}"),
         ("of that, evaluations", f"{duration(found.seconds_evaluating)}, {stats.evaluations:.0%}"),
-        ("memory of a run, about", memory.told(found.memory)),
+        ("memory of a run, about", memory.format_bytes(found.memory)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Decoder-only models: GPT-2, GPT-Neo, Llama, Qwen and their kin."""
+"""Decoder-only models, such as GPT-2, GPT-Neo, Llama and Qwen."""
 
 from __future__ import annotations
 

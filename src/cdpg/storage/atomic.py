@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, also when the process is killed or the disk is full."""
+"""Writes files and folders atomically, even if the process is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdpg.system import files
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write ``data``, whole or not at all."""
+    """Write ``data``, atomically."""
     try:
         files.replace_file(path, data)
     except OSError as error:
@@ -22,25 +22,25 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines of ASCII, whole or not at all."""
+    """Write lines of ASCII, atomically."""
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
 
 
 def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let ``write`` fill a folder, which takes the name ``path`` once it is whole and on the disk."""
+    """Let ``write`` fill a folder, which gets the name ``path`` once it is complete and flushed to the disk."""
     writing = path.with_name(f"{files.WRITING}{path.name}-{os.getpid()}")
     try:
         files.make_folder(writing)
         write(writing)
         files.sync_tree(writing)
         files.publish(writing, path)
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk is called there
+    except (OSError, SafetensorError) as error:  # the latter for a full disk, for example
         raise cannot_write(path, error) from error
     finally:
         files.tidy(path.parent, path.name)
 
 
 def cannot_write(path: Path, error: Exception) -> RunError:
-    """What a file or folder that cannot be written is told as."""
+    """The error for a file or folder that cannot be written."""
     reason = getattr(error, "strerror", None) or error
     return RunError(f"cannot write {str(path)!r}: {reason}; free some space or make it writable")

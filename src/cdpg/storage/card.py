@@ -1,7 +1,7 @@
-"""The model card, ``README.md`` beside the tuned weights: what it is, how it was made, what it measured, its limits.
+"""The model card, ``README.md`` beside the tuned weights: what the model is, how it was made, its figures and limits.
 
-It is made from the run's files. Whatever comes from outside (names, commands) is shown as code, without characters that
-steer a reader's terminal or end the code.
+It is made from the run's files. Values from outside (names, commands) are shown as code, without control characters and
+without characters that would end the code.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _METHODS = {
 
 
 def write_card(model: Path, run: RunFolder) -> None:
-    """Write the card of the model in folder ``model``, which ``run`` has made; whole or not at all."""
+    """Write the card of the model in folder ``model``, which ``run`` has made, atomically."""
     if not run.config.is_file():
-        return  # not a run's model: there is nothing to say
+        return  # not a run's model
     try:
         settings, spent = read_yaml(run.config), costs(run)
         evaluation = read_json(run.evaluation) if run.evaluation.is_file() else {}
     except UserError:
-        return  # someone has changed the files by hand: no reason to lose the model that was to be described
+        return  # the files were changed by hand; the model is kept without a card
     if mapping(mapping(mapping(evaluation).get("costs")).get("tuned")).get("epochs") != spent["epochs"]:
         evaluation = {}  # of the model as it was before the run was continued
     kind = read_json(model / "config.json") if (model / "config.json").is_file() else None
@@ -167,12 +167,12 @@ def _interval(metric: str, value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """With a capital and a full stop, before another one; nothing of nothing."""
+    """A text as a sentence, with a capital and a full stop; empty for an empty text."""
     return f"{text[0].upper()}{text[1:]}. " if text else ""
 
 
 def _use(kind: Any, settings: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
-    """How to sample the model as the figures were made, in Python that stands by itself."""
+    """A standalone Python program that samples the model as the evaluation did."""
     if kind is None:
         return ""
     sampling = mapping(mapping(settings.get("origin")).get("sampling"))
@@ -183,7 +183,7 @@ def _use(kind: Any, settings: Mapping[str, Any], evaluation: Mapping[str, Any]) 
 
 
 def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    """What to know of the program, a paragraph each."""
+    """Notes on the program, a paragraph each."""
     yield (
         "This draws as the figures were made: from all of the model's distribution, which is what was tuned. The "
         "folder's `generation_config.json` says the same."
@@ -213,7 +213,7 @@ def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
 
 
 def _on_weights(weights: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[str]:
-    """What became of the type of the weights, where it is not what it was all along."""
+    """A note on the type of the weights, if it has changed."""
     original, saved = weights.get("original"), weights.get("saved")
     if original and original != saved:
         yield f"The base's weights are {_code(original)}; these are saved as {_code(saved)}, as they were trained."
@@ -266,7 +266,7 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _code(value: Any) -> str:
-    """Foreign text as a code span: the backticks around it are one more than any in it; a bar would end its cell."""
+    """Untrusted text as a code span, with more backticks than any in it; a bar, which would end a cell, is replaced."""
     text = plain_text(str(value), limit=300).replace("|", "¦").strip() or "–"
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -274,7 +274,7 @@ def _code(value: Any) -> str:
 
 
 def _block(text: str) -> str:
-    """Foreign text as a block of code."""
+    """Untrusted text as a block of code."""
     return _fenced(plain_text(text, limit=4000))
 
 

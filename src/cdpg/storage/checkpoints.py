@@ -1,8 +1,8 @@
-"""Checkpoints that are either whole or not there: written aside, synced, renamed, and verified when read.
+"""Atomic checkpoints: written under a temporary name, flushed, renamed, and verified when read.
 
 A checkpoint is a folder ``epoch-000123`` of safetensors files, ``state.json`` and ``manifest.json``, which holds the
-size and SHA-256 of the others and a checksum of itself. Names that start with a dot are steps on the way (see
-``files.py``). A folder has one writer at a time (see ``RunFolder``); any number of readers may look on.
+size and SHA-256 of the others and a checksum of itself. Names that start with a dot are temporary (see
+:mod:`cdpg.system.files`). A folder has one writer at a time (see ``RunFolder``) and any number of readers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cdpg.system import files
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Version of the layout; a checkpoint of another version is not read."""
+"""Version of the format; a checkpoint of another version is not read."""
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """Named tensors by file stem: ``{"model": {"weight": ...}, "optimizer": ...}``."""
@@ -42,7 +42,7 @@ _CHUNK = 1 << 20
 
 
 class CorruptCheckpoint(RunError):
-    """A checkpoint is not what was written: the message names the file and what is wrong with it."""
+    """A checkpoint is damaged; the message names the file and the damage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Checkpoint:
 def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[str, Any], keep: int) -> Path:
     """Write ``folder/epoch-<epoch>``, then remove all but the ``keep`` latest.
 
-    ``state`` is plain JSON with text keys. Checkpoints of later epochs belong to a run that was taken back to an
-    earlier one: they go too. Whatever fails, the checkpoints that were there before stay.
+    ``state`` is plain JSON with text keys. Checkpoints of later epochs, from before a run was resumed at an earlier
+    one, are removed too. If writing fails, the earlier checkpoints stay.
     """
     if epoch < 0 or keep < 1:
         raise ValueError(f"epoch must be at least 0 and keep at least 1, not {epoch} and {keep}")
@@ -89,7 +89,7 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[s
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read the checkpoint in folder ``path``, every byte of it verified; ``CorruptCheckpoint`` if it is not whole."""
+    """Read the checkpoint in folder ``path`` and verify every byte; ``CorruptCheckpoint`` if it is damaged."""
     manifest = _read_manifest(path / _MANIFEST)
     for name, expected in manifest["files"].items():
         _verify(path / name, expected)
@@ -108,7 +108,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that verifies, ``None`` if there is none; those skipped are logged.
 
-    Changes nothing in the folder, so it is safe beside a run that is writing there.
+    Changes nothing in the folder, so it is safe while a run is writing there.
     """
     for path in reversed(_checkpoints(folder)):
         try:
@@ -119,9 +119,9 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def find_checkpoint(folder: Path, which: bool | str | Path) -> Checkpoint | None:
-    """The newest whole checkpoint of ``folder``, ``None`` if it has none at all, or the one whose path is given.
+    """The newest valid checkpoint of ``folder``, ``None`` if it has none, or the one whose path is given.
 
-    A checkpoint goes with the logs beside it: one of another run's folder cannot be continued in this one.
+    A checkpoint belongs to the logs of its run, so one of another run's folder is refused.
     """
     if isinstance(which, (str, Path)):
         path = Path(which)
@@ -145,14 +145,14 @@ def find_checkpoint(folder: Path, which: bool | str | Path) -> Checkpoint | None
 
 
 def kept_epochs(folder: Path) -> list[int]:
-    """The epochs of which there are checkpoints, whole or not."""
+    """The epochs with checkpoints, valid or not."""
     return sorted({_epoch_of(path) for path in _checkpoints(folder)})
 
 
 def prune(folder: Path, epoch: int, keep: int) -> None:
-    """Keep ``epoch`` and the ``keep - 1`` before it; those of later epochs belong to a run that was taken back.
+    """Keep ``epoch`` and the ``keep - 1`` checkpoints before it; remove those of later epochs too.
 
-    A failure here is no reason to stop: the checkpoint that counts is written.
+    A failure is ignored: the checkpoint of ``epoch`` is already written.
     """
     files.tidy(folder)
     found = _checkpoints(folder)
@@ -166,7 +166,7 @@ def prune(folder: Path, epoch: int, keep: int) -> None:
 
 
 def _write_files(folder: Path, epoch: int, tensor_files: Tensors, state_json: bytes) -> None:
-    """All files of a checkpoint, each on the disk when this returns, the manifest last."""
+    """Write and flush all files of a checkpoint, the manifest last."""
     for name, named in tensor_files.items():
         _write_tensors(folder / name, named)
         files.sync(folder / name)
@@ -181,7 +181,7 @@ def _write_files(folder: Path, epoch: int, tensor_files: Tensors, state_json: by
 def _write_tensors(path: Path, named: Mapping[str, torch.Tensor]) -> None:
     try:
         save_file(dict(named), path)
-    except SafetensorError as error:  # the library's name for a full disk
+    except SafetensorError as error:  # raised for a full disk, for example
         raise OSError(str(error)) from error
 
 
@@ -192,7 +192,7 @@ def _tensor_file(stem: str) -> str:
 
 
 def _saveable(stem: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors on the CPU, contiguous, finite, no two sharing memory (the format has no notion of a tie)."""
+    """The tensors on the CPU, contiguous, finite, without shared memory (the format does not support tied tensors)."""
     result: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, tensor in named.items():
@@ -220,7 +220,7 @@ def _encode_state(state: Mapping[str, Any]) -> bytes:
 
 
 def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
-    """The manifest's one spelling, its own checksum included, so that no other byte string passes for it."""
+    """The canonical bytes of a manifest, its own checksum included; no other bytes are accepted."""
     checksum = hashlib.sha256(_canonical(content)).hexdigest()
     return _canonical({**content, "sha256": checksum})
 
@@ -274,7 +274,7 @@ def _verify(path: Path, expected: Mapping[str, Any]) -> None:
 
 
 def _unreadable(path: Path, error: OSError) -> RunError:
-    """A missing file is damage. One that cannot be read now may be whole: to go on without it would lose it."""
+    """The error for an unreadable file. A missing file is damage; any other failure may pass, so nothing is skipped."""
     reason = f"{str(path)!r} cannot be read: {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return CorruptCheckpoint(reason)
@@ -285,7 +285,7 @@ def _unreadable(path: Path, error: OSError) -> RunError:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints by epoch, the oldest first; one moved aside comes before the one that took its name."""
+    """Checkpoints by epoch, the oldest first; a replaced one comes before its replacement."""
     try:
         found = [path for path in folder.iterdir() if _READABLE.fullmatch(path.name)]
     except FileNotFoundError:

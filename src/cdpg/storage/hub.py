@@ -1,4 +1,4 @@
-"""Uploading a model's folder to the hub."""
+"""Uploads a model's folder to the hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cdpg.errors import CDPGError, RunError, UserError, first_line
 
 
 def push_folder(folder: Path, repo_id: str, private: bool | None = None, **options: Any) -> str:
-    """Upload a model's folder, its card included, to a repository that is made if there is none; its address.
+    """Upload a model's folder, card included, to a repository, which is created if needed; returns its address.
 
     ``options`` are those of ``huggingface_hub.HfApi.upload_folder``; ``token`` is used for both steps.
     """
@@ -20,7 +20,7 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
 
     token = options.pop("token", None)
     options.setdefault("commit_message", "Upload a model tuned with cdpg")
-    options.setdefault("ignore_patterns", [".*"])  # what a killed writer may have left
+    options.setdefault("ignore_patterns", [".*"])  # leftovers of a killed writer
     api = HfApi(token=token)
     try:
         address = str(api.create_repo(repo_id, exist_ok=True, private=private))
@@ -29,13 +29,13 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
         raise UserError(f"{repo_id!r} is no name of a repository: expected user/name ({first_line(error)})") from error
     except TypeError:  # an option that the hub's library does not have
         raise
-    except Exception as error:  # by the name that the hub's HTTP library has for it, which is not always the same one
-        raise _told(repo_id, folder, error) from error
+    except Exception as error:  # its class depends on the hub's HTTP library
+        raise _upload_error(repo_id, folder, error) from error
     return address
 
 
-def _told(repo_id: str, folder: Path, error: Exception) -> CDPGError:
-    """What stood in the way, what to do, and where the model is: it is the user's, or the network's, or the hub's."""
+def _upload_error(repo_id: str, folder: Path, error: Exception) -> CDPGError:
+    """The error for a failed upload: the reason, what to do, and where the model is."""
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
     kept = f"the model stays in {str(folder)!r}"

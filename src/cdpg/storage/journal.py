@@ -24,7 +24,7 @@ _LOGS = ("metrics", "samples", "evaluations", "failures")
 
 
 class Journal:
-    """Writes what a run leaves behind as it goes on; for the main process alone."""
+    """Writes a run's files during the run; only in the main process."""
 
     def __init__(self, folder: RunFolder, trainable: Trainable, origin: Mapping[str, Any]) -> None:
         self._folder, self._trainable, self._origin = folder, trainable, origin
@@ -51,24 +51,24 @@ class Journal:
         write_yaml(self._folder.config, {**inputs, **settings, "origin": self._origin})
 
     def begin(self, checkpoint: Checkpoint | None, config: CDPGConfig) -> None:
-        """Cut off what came after the checkpoint that the run goes on from, or all if it is a new run."""
+        """Cut the logs at the checkpoint of a resumed run, or empty them for a new run."""
         files.tidy(self._folder.checkpoints)
         if checkpoint is not None:
-            # Before the logs are cut: a later checkpoint that was passed over would miss what they lose.
+            # Before the logs are cut: a later checkpoint that was skipped would need the lines that are lost.
             prune(self._folder.checkpoints, checkpoint.epoch, config.keep_checkpoints)
         for name, file in self._logs.items():
             file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
         if checkpoint is not None and checkpoint.epoch < config.epochs:
-            files.discard(self._folder.model)  # what an earlier end has left is no longer the run's
+            files.discard(self._folder.model)  # results of an earlier end are out of date
             files.discard(self._folder.evaluation)
             files.discard(self._folder.report)
 
     def save(self, epoch: int, config: CDPGConfig, method_state: State) -> None:
-        """Write a checkpoint of what a resumed run needs; the logs reach the disk first."""
+        """Write a checkpoint; the logs are flushed to the disk first."""
         for file in self._logs.values():
             file.sync()
         state = {
-            "config": schedule.settled(config).to_mapping(),
+            "config": schedule.with_defaults(config).to_mapping(),
             "origin": self._origin,
             "objective": dict(method_state),
             "positions": {name: file.position() for name, file in self._logs.items()},

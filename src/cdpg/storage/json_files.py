@@ -15,17 +15,17 @@ from cdpg.errors import UserError
 from cdpg.storage.atomic import write_bytes
 
 _UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Legal in a JSON string but escaped: they have no UTF-8 form, break lines, or steer a terminal that shows the file."""
+"""Characters that are escaped although JSON allows them: surrogates, line breaks, and terminal control characters."""
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Write ``obj`` as indented JSON, whole or not at all; NaN and infinities become null."""
+    """Write ``obj`` as indented JSON, atomically; NaN and infinities become null."""
     write_bytes(path, encode(obj, indent=2) + b"\n")
 
 
 def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
-    """Write ``mapping`` as YAML that safe loading reads back, whole or not at all; NaN and infinities become null."""
-    # In ASCII: the library writes some characters, such as U+0085, so that it cannot read them back.
+    """Write ``mapping`` as YAML that safe loading reads, atomically; NaN and infinities become null."""
+    # In ASCII: PyYAML cannot read some characters that it writes, such as U+0085.
     text = yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=False)
     write_bytes(path, text.encode("ascii"))
 
@@ -41,12 +41,12 @@ def read_json(path: Path) -> Any:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Of what was read, a mapping with text for keys; empty for anything else."""
+    """A value as a mapping with text keys; empty if it is not a mapping."""
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
 
 def sequence(value: Any) -> list[Any]:
-    """Of what was read, a list; empty for anything else."""
+    """A value as a list; empty if it is not a list."""
     return value if isinstance(value, list) else []
 
 
@@ -62,7 +62,7 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 def _plain(obj: Any) -> Any:
-    """``obj`` in the types of JSON, without what JSON cannot say."""
+    """``obj`` in JSON's types; NaN and infinities become None."""
     if isinstance(obj, float):
         return float(obj) if math.isfinite(obj) else None
     if isinstance(obj, Mapping):

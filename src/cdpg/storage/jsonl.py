@@ -22,7 +22,7 @@ class JsonlFile:
     path: Path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line, ``epoch`` first and the other keys sorted; a line that does not fit the disk is taken back."""
+        """Add one line, ``epoch`` first and the other keys sorted; a partial line (disk full) is removed."""
         line = encode(_ordered(record)) + b"\n"
         start = self.position()
         try:
@@ -40,7 +40,7 @@ class JsonlFile:
             return 0
 
     def truncate(self, position: int) -> None:
-        """Cut what came after ``position``, which a checkpoint recorded, so that no line is missing or doubled."""
+        """Cut the file at ``position``, which a checkpoint recorded, so that no line is missing or repeated."""
         size = self.position()
         if size < position or not self._line_ends_at(position):
             raise RunError(
@@ -55,7 +55,7 @@ class JsonlFile:
             raise cannot_write(self.path, error) from error
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk; called before a checkpoint that records the position."""
+        """Flush all lines to the disk; called before a checkpoint that records the position."""
         if not self.path.exists():
             return
         try:
@@ -73,7 +73,7 @@ class JsonlFile:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file; a last line cut short by a killed writer is left out, anything else is a UserError."""
+    """The records of a file. An incomplete last line (killed writer) is left out; other damage is a UserError."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -98,7 +98,7 @@ def last_record(path: Path) -> dict[str, Any]:
 
 
 def _ordered(value: Any) -> Any:
-    """The same order of keys however the record was put together: ``epoch`` first, the others by name."""
+    """A record with its keys in order: ``epoch`` first, the others by name."""
     if isinstance(value, Mapping):
         return {key: _ordered(value[key]) for key in sorted(value, key=lambda key: (key != "epoch", str(key)))}
     if isinstance(value, (list, tuple)):

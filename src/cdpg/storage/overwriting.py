@@ -1,4 +1,4 @@
-"""Replacing an earlier run in its folder, on request: what the run wrote goes, whatever else lies there stays."""
+"""Replaces an earlier run in its folder, on request: the run's own files are removed, other files stay."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cdpg.system import files
 
 
 def require_place(folder: RunFolder, overwrite: bool, sources: Iterable[object] = ()) -> None:
-    """Refuse a folder that a new run must not be made in.
+    """Refuse a folder in which a new run must not be started.
 
-    That is one that holds a run, unless it may be overwritten. Then it must be a run of this program, and none of the
-    ``sources`` that the new run is made from (names or paths) may lie in what would be removed.
+    A folder with a run is refused, unless it may be overwritten. Then the run must be one of this program, and none of
+    the new run's ``sources`` (names or paths) may be among the files to remove.
     """
     if not overwrite:
         folder.require_fresh()
@@ -42,13 +42,13 @@ def require_place(folder: RunFolder, overwrite: bool, sources: Iterable[object] 
 
 
 def remove_run(folder: RunFolder) -> None:
-    """Remove what an earlier run has left; the folder must be held, so that no run is at work in it."""
+    """Remove an earlier run's files; the folder must be locked, so that no run is writing in it."""
     if not folder.holds_run():
         return
     for path in _left_behind(folder):
         files.discard(path)
     for part in (folder.checkpoints, folder.nonfinite):
-        with contextlib.suppress(OSError):  # something else lies in it, or it is not there
+        with contextlib.suppress(OSError):  # it is not empty, or does not exist
             part.rmdir()
     if folder.holds_run():
         raise RunError(
@@ -66,7 +66,7 @@ def _is_ours(folder: RunFolder) -> bool:
 
 
 def _left_behind(folder: RunFolder) -> Iterator[Path]:
-    """What a run writes in its folder. The configuration comes last: without it nothing is overwritten."""
+    """The files of a run. The configuration is last: without it nothing is overwritten."""
     yield from folder.checkpoints.glob("epoch-*")
     yield from folder.nonfinite.glob("epoch-*.json")
     yield from (folder.metrics, folder.samples, folder.evaluations, folder.failures)

@@ -1,4 +1,4 @@
-"""Where a run came from, and whether it may be continued as it is now asked for."""
+"""The origin of a run, and whether it may be resumed with the present settings, model and data."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _FREE = frozenset(
     | {"save_dtype", "trust_remote_code", "warmup_epochs", "decay_epochs"}
     | {"evaluate_at_end", "check_workers", "check_failures", "check_output"}
 )
-"""Settings that a resumed run may change without changing what it computes; learning rates are compared as they are."""
+"""Settings that a resumed run may change without changing its result; learning rates are compared themselves."""
 _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
-"""Settings that change the order of sums, and so the last bits of a result: allowed, as memory may call for it."""
+"""Settings that change the order of sums, and so the last bits of a result; allowed, since memory may require it."""
 _MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
-"""Settings that change what the lines of ``evaluations.jsonl`` are measured on."""
+"""Settings that change the data of ``evaluations.jsonl``."""
 _LIMITS = frozenset({"check_seconds", "check_memory"})
 """Settings that may change the verdict on a text that exhausts its check."""
 
@@ -60,7 +60,7 @@ def origin(
     command: str | None,
     sampling: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All that a configuration does not say and a repetition needs; ``sampling`` is for those who use the model."""
+    """Facts that are needed to repeat a run, beside its settings; ``sampling`` is for users of the model."""
     return {
         "command": command,
         "model": model,
@@ -80,15 +80,15 @@ def origin(
 
 
 def weights_digest(module: nn.Module) -> str:
-    """SHA-256 of what the base is, whatever it is called.
+    """SHA-256 of the base's weights.
 
-    Adapters that are being trained are no part of it; those that the model came with are, frozen with all the rest.
+    Adapters that are trained are excluded; frozen adapters that the model came with are included.
     """
     return digest(p for name, p in module.named_parameters() if "lora_" not in name or not p.requires_grad)
 
 
 def _adapters(module: nn.Module) -> dict[str, Any] | None:
-    """How the adapters were asked for, where it differs from the defaults: a scale or a dropout shows in no shape."""
+    """The adapters' configuration where it differs from the defaults; a scale or a dropout shows in no shape."""
     asked = getattr(module, "peft_config", None)
     if not isinstance(asked, Mapping):
         return None
@@ -96,7 +96,7 @@ def _adapters(module: nn.Module) -> dict[str, Any] | None:
 
 
 def _chosen(config: Any) -> dict[str, str]:
-    """Not all settings, for a later PEFT has more; and the base is known by its weights."""
+    """The settings that differ from the defaults (a later PEFT has more); the base is identified by its weights."""
     usual = type(config)().to_dict()
     free = ("peft_version", "base_model_name_or_path")
     asked = sorted(config.to_dict().items())
@@ -108,12 +108,12 @@ def _text(value: Any) -> str:
 
 
 def model_name(module: nn.Module) -> str:
-    """What a model that was given as an object is called."""
+    """The name of a model that was given as an object."""
     return str(getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__)
 
 
 def begun_with(state: Mapping[str, Any]) -> CDPGConfig:
-    """The settings that a checkpoint's state holds; those of another version that are no settings now are left out."""
+    """The settings in a checkpoint's state; settings of another version that no longer exist are left out."""
     return CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in FIELDS})
 
 
@@ -125,10 +125,10 @@ def check_resume(
     checkpoints: Path,
     kept: Sequence[int],
 ) -> list[str]:
-    """Refuse to continue a run under settings, a model or data that would make it another one; all changes named.
+    """Refuse to resume a run with settings, a model or data that change its result; the error names all changes.
 
-    ``state`` is that of the checkpoint after ``done`` epochs, ``kept`` the epochs of those in the folder
-    ``checkpoints``. What may change but is not without effect is returned, a sentence each, to be told.
+    ``state`` is that of the checkpoint after ``done`` epochs, ``kept`` the epochs of the checkpoints in the folder
+    ``checkpoints``. Returns a notice on each allowed change that has an effect.
     """
     then = begun_with(state)
     changes = [
@@ -152,7 +152,7 @@ def check_resume(
 
 
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What changed and may change the last bits of the result."""
+    """A notice on changes that may affect the last bits of the result."""
     changes = _changed(_ROUNDING, then, config)
     if before["threads"] != now["threads"]:
         changes.append(f"the number of threads was {before['threads']} and is {now['threads']}")
@@ -169,7 +169,7 @@ def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], n
 def _other_measures(
     then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[str]:
-    """What changed and lets earlier and later lines of the run's files mean different things."""
+    """Notices on changes after which lines of the run's files no longer compare with earlier ones."""
     changes = _changed(_MEASURING, then, config)
     if before.get("held_out", now["held_out"]) != now["held_out"]:
         changes.append(f"there were {before['held_out']['count']} held-out contexts, now there are others")
@@ -191,7 +191,7 @@ def _changed(keys: frozenset[str], then: CDPGConfig, config: CDPGConfig) -> list
 
 
 def how_to_resume(command: str | None) -> str:
-    """What to type, or to call, to continue the run that ``command`` started."""
+    """The command, or the call in Python, that resumes the run that ``command`` started."""
     if command is None:
         return "train(resume_from_checkpoint=True)"
     program, *arguments = shlex.split(command)
@@ -205,7 +205,7 @@ def how_to_resume(command: str | None) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that results depend on, as they are installed."""
+    """Installed versions of Python and of the packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -14,7 +14,7 @@ from cdpg.system import files
 
 
 class RunFolder:
-    """Names of a run's files. As a context manager it creates the folder and holds it against a second run."""
+    """Names of a run's files. As a context manager it creates the folder and locks it against a second run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -27,7 +27,7 @@ class RunFolder:
 
     @property
     def tuned_on(self) -> Path:
-        """A digest of each prompt that is tuned on, so that an evaluation knows which of its contexts are not new."""
+        """A digest of each prompt that is tuned on; an evaluation uses it to find contexts that are not held out."""
         return self.path / "tuned_on.txt"
 
     @property
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def failures(self) -> Path:
-        """An example of each way in which checks failed, epoch by epoch."""
+        """An example of each kind of failed check, for each epoch."""
         return self.path / "failures.jsonl"
 
     @property
@@ -76,7 +76,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def holds_run(self) -> bool:
-        """Whether a run has left metrics or a checkpoint here."""
+        """Whether the folder holds metrics or a checkpoint."""
         try:
             has_metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
             return has_metrics or any(self.checkpoints.glob("epoch-*"))
@@ -87,7 +87,7 @@ class RunFolder:
             ) from error
 
     def require_fresh(self) -> None:
-        """Refuse a folder that holds a run already; for a run that does not resume one."""
+        """Refuse a folder that already holds a run, for a run that is not resumed."""
         if self.holds_run():
             raise UserError(
                 f"the folder {str(self.path)!r} holds a run already: continue it with {term('resume')}, replace it "
@@ -113,10 +113,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._let_go()
+        self._release()
 
     def _refuse_links(self) -> None:
-        """Nothing that a run writes may lead out of its folder."""
+        """Refuse links: nothing that a run writes may end outside its folder."""
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
             *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.path / ".lock"),
@@ -126,7 +126,7 @@ class RunFolder:
             if folder.is_dir():
                 files.refuse_links(folder, os.listdir(folder))
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)  # the lock is free once every process that shares it has closed it
             self._lock = None
@@ -134,21 +134,21 @@ class RunFolder:
 
 
 _HELD: set[RunFolder] = set()
-"""The folders that this process holds."""
+"""The folders that this process has locked."""
 
 
-def _let_go_of_all() -> None:
+def _release_all() -> None:
     for folder in list(_HELD):
-        folder._let_go()
+        folder._release()
 
 
-# A forked worker that outlives a killed run must not go on holding the lock. There is no way to take this back, so it
-# is asked for once and not by every folder.
-os.register_at_fork(after_in_child=_let_go_of_all)
+# A forked worker that outlives a killed run must not keep the lock. A registration cannot be undone, so there is one
+# for all folders.
+os.register_at_fork(after_in_child=_release_all)
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds the lock until it is closed or the process dies, or a UserError naming who has it."""
+    """A descriptor that holds the lock until it is closed; a UserError names the process that has the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,14 +169,14 @@ def _locked(path: Path) -> int:
 
 
 def costs(folder: RunFolder) -> dict[str, float]:
-    """What a run has cost so far: epochs, samples, tokens, seconds, added up over its metrics."""
+    """A run's cost so far: epochs, samples, tokens and seconds, summed over its metrics."""
     records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
     keys = ("samples", "tokens", "seconds")
     return {"epochs": len(records), **{key: sum(record.get(key) or 0 for record in records) for key in keys}}
 
 
 def read_tuned_on(folder: RunFolder) -> frozenset[str] | None:
-    """Digests of the prompts that a run was tuned on; None for what is no run, or one that did not keep them."""
+    """Digests of the prompts that a run was tuned on; None if the folder does not have them."""
     try:
         return frozenset(folder.tuned_on.read_text(encoding="ascii").split())
     except (OSError, UnicodeDecodeError):

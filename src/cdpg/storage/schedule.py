@@ -1,7 +1,7 @@
-"""The schedule of a run that goes on with other settings: what stays as it was, what fits, and what must be refused.
+"""The schedule of a resumed run: which defaults are kept, and which changes are refused.
 
-Warm-up and evaluations follow from ``epochs`` by default, and the fall of the learning rate stands at the end of a run.
-A run that is made longer keeps the learning rates of the epochs that are done, or it would be another run.
+By default warm-up and evaluations follow from ``epochs``, and the learning rate falls at the end of a run. A run that
+is made longer must keep the learning rates of its finished epochs; otherwise it would be another run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from cdpg.errors import UserError
 from cdpg.messages.terms import for_caller
 
 FOLLOWING = {"warmup_epochs": "warmup", "evaluate_every": "evaluation_interval"}
-"""Settings that follow from ``epochs`` by default, and the property that holds what they come to."""
+"""Settings that follow from ``epochs`` by default, and the property with their effective value."""
 
 
-def settled(config: CDPGConfig) -> CDPGConfig:
-    """With the defaults that follow from ``epochs`` filled in: what a checkpoint records."""
+def with_defaults(config: CDPGConfig) -> CDPGConfig:
+    """The settings with the defaults that follow from ``epochs`` applied, as a checkpoint records them."""
     return config.replace(**{key: getattr(config, effective) for key, effective in FOLLOWING.items()})
 
 
 def continued(config: CDPGConfig, then: CDPGConfig, done: int) -> CDPGConfig:
-    """What a run that was begun with ``then`` goes on with: defaults that follow from ``epochs`` stay as they were.
+    """The settings of a resumed run that was started with ``then``: defaults that follow from ``epochs`` are kept.
 
-    It cannot end before the ``done`` epochs that it has.
+    It cannot have fewer than the ``done`` epochs that are finished.
     """
     if config.epochs < done:
         raise UserError(
@@ -52,12 +52,12 @@ def kept_defaults(asked: CDPGConfig, config: CDPGConfig, then: CDPGConfig) -> li
 def rate_changes(
     done: int, then: CDPGConfig, config: CDPGConfig, checkpoints: Path, kept: Sequence[int] = ()
 ) -> list[str]:
-    """Whether the epochs that are done would have had other learning rates, and what to do about it.
+    """A sentence if the finished epochs would have had other learning rates, with what to do about it.
 
     ``kept`` are the epochs of the checkpoints in the folder ``checkpoints``.
     """
     if then.learning_rate != config.learning_rate:
-        return []  # which is a change by itself
+        return []  # it is reported as a change of its own
     differing = (epoch for epoch in range(1, done + 1) if then.rate(epoch) != config.rate(epoch))
     first = next(differing, None)
     if first is None:
@@ -73,7 +73,7 @@ def rate_changes(
 def _cure(first: int, done: int, then: CDPGConfig, config: CDPGConfig, checkpoints: Path, kept: Sequence[int]) -> str:
     if first <= max(then.warmup, config.warmup) and then.warmup != config.warmup:
         return f"set warmup_epochs={then.warmup}, or leave it out"
-    if first > then.epochs - then.decay_epochs:  # the fall of the earlier end has begun
+    if first > then.epochs - then.decay_epochs:  # the rate has begun to fall
         return (
             f"the rate had begun to fall towards the end at epoch {then.epochs}: keep epochs={then.epochs} and "
             f"decay_epochs={then.decay_epochs}, or {_go_back(first, checkpoints, kept)}"

@@ -1,4 +1,4 @@
-"""A run's state as named tensors and plain numbers, and back, bit for bit."""
+"""Converts a run's state to named tensors and plain numbers, and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Trainable:
                 parameter.copy_(checkpoint.tensors["weights"][name])
                 if name in moments:
                     self.optimizer.state[parameter] = {
-                        # Fused Adam keeps its step count beside the moments.
+                        # Fused Adam keeps its step count on the parameter's device.
                         kind: value.to(parameter.device)
                         for kind, value in moments[name].items()
                     }

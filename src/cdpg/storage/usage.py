@@ -1,6 +1,6 @@
-"""How a tuned model is sampled with plain Transformers exactly as its run sampled it: the facts, and a program.
+"""How to sample a tuned model with plain Transformers as its run did: the facts, and a program.
 
-A run writes the facts to its ``config.yaml``; the model card shows the program that follows from them.
+A run writes the facts to its ``config.yaml``; the model card shows the program made from them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cdpg.models.saving import PLAIN, left_out
 from cdpg.models.transformer import TransformerModel
 
 _TRIED_ON = ("", "a", " a", "a\nb", " a\n\n b\nc", "\n", "a. B", "{}\n{}")
-"""Texts on which the code of a stop rule must do what the rule does."""
+"""Texts on which the extracted code of a stop rule must agree with the rule."""
 _CONSTANTS = (str, int, float, bool, bytes, type(None))
 
 
 def facts(policy: LanguageModel, config: CDPGConfig, contexts: Sequence[Context], stop: StopRule | None) -> Any:
-    """What a program must know to sample as the run does, beside the run's settings; plain values."""
+    """The facts a program needs to sample as the run does, beside the run's settings; plain values."""
     if not isinstance(policy, TransformerModel):
         return {}
     return {
@@ -50,7 +50,7 @@ def facts(policy: LanguageModel, config: CDPGConfig, contexts: Sequence[Context]
 
 
 def notices(sampling: Mapping[str, Any]) -> Iterator[str]:
-    """What a user should know of the saved model, a sentence each, from the facts."""
+    """Notices on the saved model, a sentence each, from the facts."""
     own = sampling.get("generation_settings")
     if own:
         yield (
@@ -67,19 +67,19 @@ def notices(sampling: Mapping[str, Any]) -> Iterator[str]:
 
 
 def settings_in_words(settings: Mapping[str, Any]) -> str:
-    """``temperature = 0.6, top_p = 0.9``; of a long list its beginning."""
+    """``temperature = 0.6, top_p = 0.9``; long values are shortened."""
     texts = {name: str(value) for name, value in settings.items()}
     return ", ".join(f"{name} = {text if len(text) <= 60 else f'{text[:57]}...'}" for name, text in texts.items())
 
 
 def hub_id(config: Any) -> str | None:
-    """The hub's name of a loaded model; None for one from a folder, or made in a program."""
+    """The hub's name of a loaded model; None if it is from a folder or made in Python."""
     name = str(getattr(config, "_name_or_path", "") or "")
     return name if is_hub_id(name) else None
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether it can be a name on the hub, and is no folder here."""
+    """Whether a name can be on the hub and is not a local folder."""
     try:
         hf_hub_url(name, "config.json")  # refuses what cannot be a name there
     except HFValidationError:
@@ -94,7 +94,7 @@ def _form(context: Context) -> str:
 
 
 def _own_system(contexts: Sequence[Context], config: CDPGConfig) -> str | bool:
-    """The system message that all prompts carry; true if they differ in it, false if there is none but the setting."""
+    """The system message of all prompts; True if they differ, False if there is none except the setting."""
     found = {_system_of(context) for context in contexts}
     if found <= {"", config.system}:
         return False
@@ -121,13 +121,13 @@ def _name(dtype: Any) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
-# The stop rule as a function that stands by itself.
+# The stop rule as a standalone function.
 
 
 def stop_code(stop: StopRule) -> dict[str, str | None]:
-    """The rule's name, and its ``cut`` as a function of the text; without code where that cannot stand by itself."""
+    """The rule's name, and the code of its ``cut`` as a standalone function, or None if that is not possible."""
     code = None
-    with suppress(Exception):  # its source may be anywhere or nowhere, and may do anything
+    with suppress(Exception):  # its source may be missing, and may raise anything
         code = _standalone(type(stop).cut)
         alone: dict[str, Any] = {}
         exec(code, alone)
@@ -137,7 +137,7 @@ def stop_code(stop: StopRule) -> dict[str, str | None]:
 
 
 def _standalone(method: Any) -> str:
-    """A method that does not use its object, as a function with the modules and constants it names; or ValueError."""
+    """A method that does not use its object as a function, with the modules and constants it needs; or ValueError."""
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
     if not isinstance(function, ast.FunctionDef) or len(function.args.args) != 2:
         raise ValueError("not a method of one argument")
@@ -174,9 +174,9 @@ def _definition(name: str, value: Any) -> list[str]:
 
 
 def program(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Python that loads the model of a folder and draws from it; ``settings`` are those of the run's ``config.yaml``.
+    """A Python program that loads a folder's model and samples; ``settings`` are those of the run's ``config.yaml``.
 
-    Whatever comes from outside stands in it as a literal, but for the code of the run's own stop rule.
+    Values from outside are literals in it, except the code of the run's stop rule.
     """
     seq2seq, forms = bool(sampling.get("seq2seq")), list(sampling.get("prompts") or ["text"])
     auto = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
@@ -241,13 +241,13 @@ def _body(
 
 
 def _prefix(settings: Mapping[str, Any]) -> str:
-    """What the program puts before a text, with the plus sign after it."""
+    """The expression for the prompt prefix, with a plus sign; empty without one."""
     given = str(settings.get("prompt_prefix") or "")
     return f"{given!a} + " if given else ""
 
 
 def _as_chat(settings: Mapping[str, Any], system: str) -> Iterator[str]:
-    """Lines that make a chat of a text and put the system message before it, where the run did."""
+    """Lines that turn a text into a chat and add the system message, if the run did."""
     if settings.get("chat"):
         yield "if isinstance(prompt, str):"
         yield f'    prompt = [{{"role": "user", "content": {_prefix(settings)}prompt}}]'
@@ -257,7 +257,7 @@ def _as_chat(settings: Mapping[str, Any], system: str) -> Iterator[str]:
 
 
 def _prompt_ids(forms: Sequence[str], prefix: str, closes_texts: bool) -> Iterator[str]:
-    """Lines that make token ids of a prompt, which is a text, the messages of a chat, or either."""
+    """Lines that encode a prompt: a text, a chat, or either."""
     options, begun = "add_generation_prompt=True", 'begun = prompt[-1]["role"] == "assistant"'
     if "begun" in forms:  # some chats end with the beginning of the answer
         options = "add_generation_prompt=not begun, continue_final_message=begun"
@@ -288,13 +288,13 @@ def _prompt_ids(forms: Sequence[str], prefix: str, closes_texts: bool) -> Iterat
 
 
 def _cut_prompt(room: Any, seq2seq: bool) -> Iterator[str]:
-    """Lines that cut a prompt as the run did, where it did."""
+    """Lines that cut a prompt, if the run did."""
     if not isinstance(room, int):
         return
-    if seq2seq:  # what closes the text stays
+    if seq2seq:  # the special tokens at the end stay
         yield "plain = [place for place, token in enumerate(ids) if token not in tokenizer.all_special_ids]"
         yield "closing = ids[plain[-1] + 1 :] if plain else []"
         yield f"ids = ids[: {room} - len(closing)] + closing if len(ids) > {room} else ids"
-    else:  # the end of the prompt, and its start token
+    else:  # the end of the prompt and its start token stay
         yield "start = ids[:1] if ids[0] == tokenizer.bos_token_id else []"
         yield f"ids = start + ids[len(start) - {room} :] if len(ids) > {room} else ids"

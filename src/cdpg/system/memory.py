@@ -43,11 +43,11 @@ def peak() -> dict[str, int]:
     return found
 
 
-def told(count: float) -> str:
+def format_bytes(count: float) -> str:
     """``512 MB``, ``3.2 GB``."""
     return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
 
 
-def listed(peak: Mapping[str, int]) -> str:
+def format_memory(peak: Mapping[str, int]) -> str:
     """``3.2 GB of memory, 512 MB of GPU memory``."""
-    return ", ".join(f"{told(count)} of {kind}" for kind, count in peak.items())
+    return ", ".join(f"{format_bytes(count)} of {kind}" for kind, count in peak.items())

@@ -68,7 +68,7 @@ class Notices:
         peak = memory.peak()
         if any(count > _GROWN * self._reported_memory.get(kind, count) for kind, count in peak.items()):
             self._reported_memory = peak
-            _log.info(f"in all, at most {memory.listed(peak)} in use")
+            _log.info(f"in all, at most {memory.format_memory(peak)} in use")
 
 
 def log_all(notices: Iterable[str]) -> None:

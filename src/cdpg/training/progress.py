@@ -163,7 +163,7 @@ def outlook(
         if evaluations > left / 2 and config.evaluation_interval:
             share += " (evaluate_every=0 leaves out those along the run)"
     seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
-    return f"an epoch takes about {seconds}{share}; at most {memory.listed(peak)} in use so far"
+    return f"an epoch takes about {seconds}{share}; at most {memory.format_memory(peak)} in use so far"
 
 
 def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -> str:
