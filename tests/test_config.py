@@ -140,6 +140,11 @@ def test_unknown_settings_are_answered_with_the_nearest_all_at_once() -> None:
         assert "epochs takes a whole number" in message
 
 
+def test_a_setting_is_recognised_whatever_its_case() -> None:
+    with pytest.raises(UserError, match="unknown setting 'EPOCHS': did you mean 'epochs'"):
+        CDPGConfig.from_mapping({"EPOCHS": 3})
+
+
 def test_the_signature_names_every_setting() -> None:
     assert list(inspect.signature(CDPGConfig).parameters) == list(FIELDS)
     with pytest.raises(UserError, match="unknown setting 'epoch': did you mean 'epochs'"):

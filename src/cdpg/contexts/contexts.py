@@ -5,7 +5,6 @@ Errors in the data are found here, before a model is loaded, and are reported wi
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 from cdpg.contexts.canonical import canonical_line, in_plain_types
 from cdpg.contexts.reading import Row, kind, read_rows
 from cdpg.errors import UserError
+from cdpg.messages.nearest import nearest
 from cdpg.messages.terms import for_caller
 
 _log = logging.getLogger(__name__)
@@ -101,9 +101,8 @@ def _loaded_before(contexts: Sequence[Context]) -> list[Context]:
 
 def _missing_column(name: str, wanted: str, columns: Sequence[str]) -> str:
     lowered = {column.strip().lower(): column for column in columns}
-    near = difflib.get_close_matches(wanted.strip().lower(), lowered, n=1)
     usual = [column for column in _OTHER_USUAL_COLUMNS if column in lowered]
-    likely = lowered[near[0]] if near else columns[0] if len(columns) == 1 else lowered[usual[0]] if usual else None
+    likely = nearest(wanted, columns) or (columns[0] if len(columns) == 1 else lowered[usual[0]] if usual else None)
     perhaps, aside = (f", perhaps {likely!r}", f", perhaps {likely!r},") if likely is not None else ("", "")
     has = ", ".join(map(repr, columns)) or "none"
     cure = for_caller(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import itertools
 import json
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.errors import UserError
+from cdpg.messages.nearest import nearest
 
 _log = logging.getLogger(__name__)
 
@@ -100,11 +100,9 @@ def _file_rows(path: Path, text_column: str, limit: int | None) -> list[Row]:
 
 
 def _missing_file(path: Path) -> str:
-    near: list[str] = []
-    if path.parent.is_dir():
-        near = difflib.get_close_matches(path.name, sorted(os.listdir(path.parent)), n=1)
+    near = nearest(path.name, sorted(os.listdir(path.parent))) if path.parent.is_dir() else None
     if near:
-        return f"there is no file {str(path)!r}; did you mean {str(path.parent / near[0])!r}?"
+        return f"there is no file {str(path)!r}; did you mean {str(path.parent / near)!r}?"
     return f"there is no file {str(path)!r}: give the path of a file with contexts (seen from {str(Path.cwd())!r})"
 
 

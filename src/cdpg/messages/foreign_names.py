@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-_CLOSE = 0.8
-"""Similarity from which a name is suggested; difflib's default, 0.6, suggests 'long_contexts' for 'logging_steps'."""
+from cdpg.messages.nearest import NEARLY_EQUAL, nearest
 
 _ADAM = "the optimiser is Adam without weight decay, as in the paper; adam_betas and adam_epsilon set it"
 _CACHE = "the tuned model samples with its own cache; rows_per_pass sets how many samples it draws side by side"
@@ -220,6 +218,6 @@ def answer(name: str) -> str | None:
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:
     """A sentence on a name that is no setting: what to use instead, or the setting that was probably meant."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_CLOSE)
-    hint = answer(name) or (f"did you mean {near[0]!r}?" if near else "cdpg settings lists all settings")
+    near = nearest(name, known, NEARLY_EQUAL)
+    hint = answer(name) or (f"did you mean {near!r}?" if near else "cdpg settings lists all settings")
     return f"unknown setting {name!r}: {hint}"

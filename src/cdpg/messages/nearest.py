@@ -6,11 +6,16 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+ALIKE = 0.6
+"""Similarity from which names are alike, by difflib's measure."""
+NEARLY_EQUAL = 0.8
+"""The same where most names that are not known mean something else: 'logging_steps' is not 'long_contexts'."""
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+
+def nearest(name: str, known: Iterable[str], similarity: float = ALIKE) -> str | None:
     """The one of some names that is most like a name, whatever its case; None if none is alike."""
-    by_lower = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    by_lower = {one.strip().lower(): one for one in known}
+    near = difflib.get_close_matches(name.strip().lower(), by_lower, n=1, cutoff=similarity)
     return by_lower[near[0]] if near else None
 
 

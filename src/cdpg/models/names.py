@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from functools import lru_cache
 from pathlib import Path
 
 from cdpg.errors import UserError, first_line
-from cdpg.messages.nearest import nearest_folder
+from cdpg.messages.nearest import NEARLY_EQUAL, nearest, nearest_folder
 
 _log = logging.getLogger(__name__)
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "models"
 """The models that come with the package."""
 
-_CLOSE = 0.8
 _FIRST_FILES = ("config.json", "adapter_config.json")
 """Every model has one of these files."""
 
@@ -32,9 +30,9 @@ def locate(name: str) -> str:
     embedded = sorted(path.name for path in EMBEDDED.iterdir() if path.is_dir())
     if name in embedded:
         return str(EMBEDDED / name)
-    near = difflib.get_close_matches(name, embedded, n=1, cutoff=_CLOSE)
+    near = nearest(name, embedded, NEARLY_EQUAL)
     if near:
-        raise UserError(f"there is no model {name!r}: did you mean {near[0]!r}, which comes with the package?")
+        raise UserError(f"there is no model {name!r}: did you mean {near!r}, which comes with the package?")
     return name
 
 
