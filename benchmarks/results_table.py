@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.metrics import METRICS
 from cdpg.evaluation.unseen import contexts_in_words
 
 

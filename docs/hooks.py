@@ -16,9 +16,8 @@ from latex2mathml.converter import convert
 
 from cdpg.cli.settings import field_docstrings
 from cdpg.config import FIELDS, CDPGConfig
-from cdpg.evaluation.catalogue import METRICS
 from cdpg.jobs.job import Job
-from cdpg.tasks import TASKS
+from cdpg.tasks import TASKS, known_metrics
 
 _MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")
 _FORMULA = re.compile(r'class="arithmatex">\\([(\[])(.*?)\\[)\]]</', re.DOTALL)
@@ -47,7 +46,7 @@ def metrics_table() -> str:
     """Every metric of an evaluation."""
     rows = [
         (f"`{name}`", metric.label, _markdown(metric.meaning), metric.unit or "–", metric.better or "–")
-        for name, metric in METRICS.items()
+        for name, metric in known_metrics({}).items()
     ]
     return _table(("name", "label", "meaning", "unit", "better"), rows)
 

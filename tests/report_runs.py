@@ -11,9 +11,10 @@ import numpy as np
 import yaml
 
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.catalogue import METRICS, POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report.assembly import read_studies
 from cdpg.report.study import Study
+from cdpg.tasks import known_metrics
 
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
 ORIGIN = {
@@ -173,9 +174,10 @@ def metrics_at(task: str, method: str, share: float, spread: float, rng: np.rand
     for name, scale in _OTHER[task.split("-")[0]].items():
         values[name] = max(0.0, 2.0 + scale * now[0]) if scale < 0 else scale * (now[0] if scale < 2 else now[3] / 43)
     result: dict[str, Any] = {}
+    metrics = known_metrics({})
     for name, value in values.items():
         noisy = value * (1 + float(rng.normal(0, 0.2 * spread))) if value else 0.0
-        result[name] = _of(min(noisy, 1.0) if METRICS[name].unit == "" and value <= 1 else noisy, value * spread)
+        result[name] = _of(min(noisy, 1.0) if metrics[name].unit == "" and value <= 1 else noisy, value * spread)
     return result
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report import page, write_report
 from cdpg.report.diagnosis import diagnose, ratios_to_ideal
 from cdpg.report.outcome_rules import (

@@ -23,7 +23,7 @@ import yaml
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report import write_figures, write_report
 from cdpg.report.assembly import read_studies
 from cdpg.report.charts import spread, to_svg
@@ -653,7 +653,7 @@ def test_anything_anywhere(value: Any, tmp_path: Path) -> None:
     assert write_report([folder], tmp_path / "report.html").is_file()
 
 
-def test_metrics_that_the_catalogue_does_not_know(tmp_path: Path) -> None:
+def test_metrics_that_nothing_describes(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=20)
     record = {"epoch": 1, "metrics": {"": {"mean": 1}, " ": {"mean": 1}, "(x": {"mean": 1}}}
     write_lines(run / "evaluations.jsonl", [record, {**record, "epoch": 2}])

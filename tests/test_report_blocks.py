@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report import charts, page, write_figures, write_report
 from cdpg.report.assembly import read_studies
 from cdpg.report.blocks import JUDGED_ALIKE, judged_apart

@@ -21,8 +21,8 @@ from cdpg import constraints
 from cdpg.cli import app
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError
-from cdpg.evaluation.catalogue import METRICS
 from cdpg.evaluation.evaluator import Evaluator
+from cdpg.evaluation.metrics import METRICS
 from cdpg.jobs.comparison import ComparisonRun, comparison_runs
 from cdpg.jobs.job import Inputs, Job, gather, prompting
 from cdpg.storage.provenance import versions

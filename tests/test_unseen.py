@@ -190,8 +190,8 @@ def test_contexts_that_are_shared_between_the_two_data_sets_are_counted(
 
 
 def test_figures_that_round_to_zero_have_no_sign() -> None:
-    assert with_interval("satisfaction", {"mean": -0.0004, "low": -0.0006, "high": 0.0}) == "0.000 \\[-0.001, 0.000]"
-    assert with_interval("satisfaction", {"mean": 0.5, "low": None, "high": None}) == "0.500"
+    assert with_interval({"mean": -0.0004, "low": -0.0006, "high": 0.0}, 3) == "0.000 \\[-0.001, 0.000]"
+    assert with_interval({"mean": 0.5, "low": None, "high": None}, 3) == "0.500"
     figures = {"mean": -0.0004, "low": -0.0006, "high": 0.0}
     text = card({}, {"contexts": 30, "base": {}, "tuned": {"ess": figures}}, {"epochs": 1, "samples": 2})
     assert "| 0.000 (-0.001 to 0.000) |" in text

@@ -17,6 +17,7 @@ from cdpg.jobs.job import Inputs, Job
 from cdpg.messages.text import plain_text
 from cdpg.storage.json_files import read_json
 from cdpg.storage.run_folder import RunFolder
+from cdpg.tasks import known_metrics
 
 
 def plan(job: Job, inputs: Inputs) -> str:
@@ -39,7 +40,7 @@ def finish_run(console: Console, folder: RunFolder, record: dict[str, Any], repo
         result = read_json(folder.evaluation)
         models = {name: result[name] for name in ("base", "tuned")}
         title = f"{contexts_in_words(result)}, {result['samples_per_context']} samples each"
-        print_models(console, title, models, result["changes"], on_few(result))
+        print_models(console, title, models, result["changes"], on_few(result), known_metrics(result))
     elif record:
         console.print(_epoch_table(record))
     quoted = shlex.quote(str(folder.path))

@@ -33,7 +33,7 @@ from cdpg.report.values import is_chat
 from cdpg.storage.json_files import mapping, read_json, sequence, write_json
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.storage.run_folder import RunFolder, costs, read_tuned_on
-from cdpg.tasks import TASKS
+from cdpg.tasks import TASKS, known_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,8 @@ def evaluate(
         write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     shown = Console()
     models = {name: result[name] for name in ("base", "tuned")}
-    print_models(shown, f"{model} on {contexts_in_words(result)}", models, result["changes"], on_few(result))
+    title = f"{model} on {contexts_in_words(result)}"
+    print_models(shown, title, models, result["changes"], on_few(result), known_metrics(result))
     show(shown, [f"figures: {target}"])
 
 
@@ -177,7 +178,7 @@ def _elsewhere() -> Path:
 
 @app.command()
 def tasks() -> None:
-    """The tasks that come with the package.
+    """The tasks that there are.
 
     Example:
 
@@ -188,7 +189,8 @@ def tasks() -> None:
     for column in ("what the outputs must do", "tiny", "paper"):
         table.add_column(column)
     for task in TASKS.values():
-        table.add_row(task.name, task.summary, task.presets["tiny"].model, task.presets["paper"].model)
+        models = (task.presets[name].model if name in task.presets else "–" for name in ("tiny", "paper"))
+        table.add_row(task.name, task.summary, *models)
     Console().print(table)
 
 

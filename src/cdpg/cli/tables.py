@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg.evaluation.catalogue import METRICS, POOLED, fixed
+from cdpg.evaluation.metrics import METRICS, POOLED, Metric, fixed
 from cdpg.messages.text import safe_text
 
 _FIRST = ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base")
@@ -21,12 +21,14 @@ def print_models(
     models: Mapping[str, Mapping[str, Any]],
     changes: Mapping[str, Any] | None = None,
     caution: str = "",
+    metrics: Mapping[str, Metric] = METRICS,
 ) -> None:
     """Print the table as wide as it likes into a file or a pipe, and in a terminal in the first form that fits.
 
     Intervals stand beside the means, or below them, or are left out. ``caution`` is a sentence to be said below.
+    ``metrics`` says how each is shown; one that is not there is shown by its name.
     """
-    tables = [models_table(title, models, changes, between) for between in (" ", "\n", None)]
+    tables = [models_table(title, models, changes, between, metrics) for between in (" ", "\n", None)]
     widths = [_width(console, table) for table in tables]
     if not console.is_terminal:
         console.width = max(console.width, widths[0])
@@ -41,6 +43,7 @@ def models_table(
     models: Mapping[str, Mapping[str, Any]],
     changes: Mapping[str, Any] | None = None,
     between: str | None = " ",
+    metrics: Mapping[str, Metric] = METRICS,
 ) -> Table:
     """A row for each metric, a column for each model; with one tuned model also its ratio to the base.
 
@@ -56,13 +59,14 @@ def models_table(
     if ratios is not None:
         table.add_column("ratio to base", justify="right")
     names = dict.fromkeys(metric for found in models.values() for metric in found)
-    for metric in sorted(
-        names, key=lambda name: (name not in _FIRST, list(METRICS).index(name) if name in METRICS else 99)
-    ):
-        row = [with_interval(metric, found.get(metric), between) for found in models.values()]
+    order = {name: place for place, name in enumerate(metrics)}
+    for name in sorted(names, key=lambda name: (name not in _FIRST, order.get(name, len(order)))):
+        metric = metrics.get(name)
+        digits = 2 if metric is None else metric.digits
+        row = [with_interval(found.get(name), digits, between) for found in models.values()]
         if ratios is not None:
-            row.append(with_interval("ratio", ratios.get(metric, {}).get("ratio"), between))
-        table.add_row(METRICS[metric].label if metric in METRICS else safe_text(metric), *row)
+            row.append(with_interval(ratios.get(name, {}).get("ratio"), 2, between))
+        table.add_row(safe_text(name if metric is None else metric.label), *row)
     return table
 
 
@@ -71,11 +75,10 @@ def _width(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update_width(10_000)).maximum
 
 
-def with_interval(metric: str, value: Mapping[str, float | None] | None, between: str | None = " ") -> str:
+def with_interval(value: Mapping[str, float | None] | None, digits: int, between: str | None = " ") -> str:
     """``0.412 [0.380, 0.440]``; a dash where nothing is known. Rich would read the brackets as markup."""
     if value is None or (mean := value["mean"]) is None:
         return "–"
-    digits = METRICS[metric].digits if metric in METRICS else 2
     low, high = value["low"], value["high"]
     shown = fixed(mean, digits)
     if between is None or low is None or high is None:

@@ -20,6 +20,7 @@ from cdpg.evaluation.unseen import contexts_in_words, on_few
 from cdpg.jobs.job import Job
 from cdpg.storage.overwriting import require_place
 from cdpg.storage.run_folder import RunFolder
+from cdpg.tasks import known_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def compare(
         title += f"; beside the base, mean and range over {seeds} seeds"
         models = {"base": models["base"], **result["seeds"]}
     output = Console()
-    print_models(output, title, models, caution=on_few(result))
+    print_models(output, title, models, caution=on_few(result), metrics=known_metrics(result))
     show(output, lines)
 
 

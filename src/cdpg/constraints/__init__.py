@@ -1,32 +1,32 @@
-"""Short names of the built-in constraints, such as ``cdpg.constraints:compiles``.
+"""Short names of the tasks' constraints, such as ``cdpg.constraints:compiles``.
 
 Each takes ``(prompts, completions, **columns)`` and returns a verdict for each completion. They are defined with their
-tasks, where their edge cases are documented.
+tasks, in ``constraint.py`` of the task's folder, where their edge cases are documented.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cdpg.tasks.code.constraint import FunctionEnd, compiles, pep8_clean
-    from cdpg.tasks.summarization.constraint import entities_from_source
-    from cdpg.tasks.translation.constraint import numerals_as_digits
-
-__all__ = ["FunctionEnd", "compiles", "entities_from_source", "numerals_as_digits", "pep8_clean"]
-
-_TASKS = {
-    "FunctionEnd": "code",
-    "compiles": "code",
-    "entities_from_source": "summarization",
-    "numerals_as_digits": "translation",
-    "pep8_clean": "code",
-}
+    from collections.abc import Iterator
+    from types import ModuleType
 
 
 def __getattr__(name: str) -> Any:
     # Imported on demand, since this folder comes before the tasks.
-    if name in _TASKS:
-        return getattr(importlib.import_module(f"cdpg.tasks.{_TASKS[name]}.constraint"), name)
-    raise AttributeError(f"module 'cdpg.constraints' has no attribute {name!r}")
+    for module in () if name.startswith("_") else _modules():
+        found = getattr(module, name, None)
+        if getattr(found, "__module__", None) == module.__name__:  # not what it has imported itself
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _modules() -> Iterator[ModuleType]:
+    """``constraint.py`` of every task's folder."""
+    tasks = importlib.import_module("cdpg.tasks")
+    for folder in pkgutil.iter_modules(tasks.__path__):
+        if folder.ispkg:
+            yield importlib.import_module(f"{tasks.__name__}.{folder.name}.constraint")

@@ -21,7 +21,7 @@ from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.contexts.digests import count_tuned_on
 from cdpg.errors import UserError
-from cdpg.evaluation.measures import Measure, Measured, TextMeasure
+from cdpg.evaluation.measures import Measure, Measured, TextMeasure, own_counts, own_metrics
 from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
 from cdpg.evaluation.plan import BLOCK
 from cdpg.evaluation.results import BASE, Evaluation
@@ -148,7 +148,8 @@ class Evaluator:
                     scores[name, source] = self._scores(name, model, source, outcome, known)
         if not self.processes.is_main:
             return None
-        return Evaluation.of(outcomes, scores, self.config, about, self.count_tuned_on(limit))
+        own = (own_metrics(self.measure), own_counts(self.measure))
+        return Evaluation.of(outcomes, scores, self.config, about, self.count_tuned_on(limit), *own)
 
     def count_tuned_on(self, limit: int | None = None) -> int | None:
         """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None: not known."""

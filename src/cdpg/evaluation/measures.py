@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from cdpg.contexts.contexts import Context
+from cdpg.evaluation.metrics import Count, Metric
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.sandbox.reader import Apply, directly
 
@@ -36,10 +37,28 @@ class Measure(Protocol):
     def beams(self) -> int:
         """Beams of the search that makes the outputs; 0 for ancestral samples."""
 
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """How its own metrics are shown, by name. One that is not there is shown by its name."""
+
+    @property
+    def counts(self) -> Mapping[str, Count]:
+        """How its counts (``Measured.frequencies``) are shown, by name."""
+
     def __call__(
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
     ) -> Measured:
         """Measure some outputs for each context; ``apply`` calls what a hostile text could break."""
+
+
+def own_metrics(measure: Measure) -> Mapping[str, Metric]:
+    """How a measure's metrics are shown; a user's measure may say nothing of them."""
+    return getattr(measure, "metrics", {})
+
+
+def own_counts(measure: Measure) -> Mapping[str, Count]:
+    """How a measure's counts are shown; a user's measure may say nothing of them."""
+    return getattr(measure, "counts", {})
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,8 @@ class TextMeasure:
     """Of any text: Distinct-2. What a run without a task measures."""
 
     beams: int = 0
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    counts: Mapping[str, Count] = field(default_factory=dict)
 
     def __call__(
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.catalogue import LEFT_OUT, METRICS, POOLED
+from cdpg.evaluation.metrics import COUNT_INFO, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
 from cdpg.evaluation.outcome import (
     Outcome,
     ideal_means,
@@ -40,8 +40,6 @@ from cdpg.target.target import log_target
 
 BASE, TUNED = "base", "tuned"
 """What ``evaluation.json`` calls the two models of a run."""
-_OF_REFERENCES = ("bleu", "bleu_masked", "recall_target", "rouge_l")
-"""Metrics that compare an output with its context's reference."""
 _EXAMPLES = 8
 
 Scores = Mapping[tuple[str, str], Tensor]
@@ -61,6 +59,10 @@ class Evaluation:
     """What the files say beside the figures: task, command, versions."""
     tuned_on: int | None = None
     """How many of the contexts have a prompt that was tuned on; None where that is not known."""
+    own_metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """How the measure's own metrics are shown."""
+    own_counts: Mapping[str, Count] = field(default_factory=dict)
+    """How its counts are shown."""
 
     @classmethod
     def of(
@@ -70,6 +72,8 @@ class Evaluation:
         config: CDPGConfig,
         about: Mapping[str, Any],
         tuned_on: int | None = None,
+        own_metrics: Mapping[str, Metric] | None = None,
+        own_counts: Mapping[str, Count] | None = None,
     ) -> Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
@@ -79,7 +83,8 @@ class Evaluation:
                 del found[name]
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
-        return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on)
+        own = (own_metrics or {}, own_counts or {})
+        return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on, *own)
 
     def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """Every metric of every model with its interval."""
@@ -107,6 +112,7 @@ class Evaluation:
             "confidence": CONFIDENCE,
             "seed": self.seed,
             **(metrics if models else {"models": metrics}),
+            **self._info(),
             "changes": {shown: self._changes(name, BASE) for name, shown in tuned.items()},
             **self._between(tuned),
             **self._against_ideal(names),
@@ -115,6 +121,13 @@ class Evaluation:
             **self._all_notices(names, tuned),
             "examples": [self._example(index, names) for index in self._example_indices()],
         }
+
+    def _info(self) -> dict[str, Any]:
+        """How the metrics and counts that not every evaluation has are shown."""
+        found, counted = self.statistics[BASE], self.outcomes[BASE].measured.frequencies
+        metrics = {name: metric.to_mapping() for name, metric in self.own_metrics.items() if name in found}
+        counts = {name: count.to_mapping() for name, count in self.own_counts.items() if name in counted}
+        return {METRIC_INFO: metrics, COUNT_INFO: counts}
 
     def _on_contexts(self) -> dict[str, Any]:
         applies = torch.stack([~outcome.table("inapplicable").all(dim=1) for outcome in self.outcomes.values()])
@@ -147,7 +160,8 @@ class Evaluation:
         """How many contexts lack what some metrics compare with, where others have it."""
         contexts = self.outcomes[BASE].contexts
         lacking = sum(context.reference is None for context in contexts)
-        partial = [name for name in _OF_REFERENCES if name in self.statistics[BASE]]
+        measured = self.statistics[BASE]
+        partial = [name for name, metric in self.own_metrics.items() if metric.of_reference and name in measured]
         if lacking and partial:
             yield (
                 f"{lacking:,} of {len(contexts):,} contexts have no reference, and do not count in {', '.join(partial)}"
@@ -198,13 +212,14 @@ class Evaluation:
     def _changes(self, name: str, reference: str) -> dict[str, Any]:
         """Difference from and ratio to another model, paired by context, in what the models may differ in."""
         resamples, before = self._resamples(), self.statistics[reference]
+        known = {**self.own_metrics, **METRICS}
         return {
             metric: {
                 "difference": difference(statistic, before[metric], resamples).to_mapping(),
                 "ratio": ratio(statistic, before[metric], resamples).to_mapping(),
             }
             for metric, statistic in self.statistics[name].items()
-            if metric in before and not (metric in METRICS and METRICS[metric].of_base)
+            if metric in before and not (metric in known and known[metric].of_base)
         }
 
     def _against_ideal(self, names: Mapping[str, str]) -> dict[str, Any]:

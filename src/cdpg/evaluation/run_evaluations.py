@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cdpg.evaluation.catalogue import POOLED
 from cdpg.evaluation.evaluator import EvaluationCache, Evaluator
+from cdpg.evaluation.metrics import POOLED
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
 from cdpg.evaluation.unseen import TUNED_ON
 from cdpg.messages.progress import Progress

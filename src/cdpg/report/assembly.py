@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import COUNT_INFO, METRIC_INFO, POOLED
 from cdpg.evaluation.unseen import APPLIED, TUNED_ON
 from cdpg.report.blocks import blocks_of, differences, facts
 from cdpg.report.folders import Found, Record, Run, read_folders
-from cdpg.report.study import BASE_NAME, RELATIVE, Group, Study
+from cdpg.report.study import BASE_NAME, Group, Study
 from cdpg.report.style import METHODS, OTHERS
 from cdpg.report.values import distinct, interval, number, numbered, short, without
 from cdpg.storage.json_files import mapping, sequence
+from cdpg.tasks import known_counts
 
 _PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "report_to", "device", "log_samples"}
 """Settings in which repetitions of one run may differ."""
@@ -165,11 +166,17 @@ def _side_by_side(groups: Sequence[Group], notes: list[str]) -> tuple[Record, di
                     whole[key].setdefault(target, part[source])
         _add_examples(whole["examples"], sequence(run.evaluation.get("examples")), name)
     evaluations = [run.evaluation for _, run in members]
-    whole = {**evaluations[0], **whole}
+    info = {key: _merged(key, evaluations) for key in (METRIC_INFO, COUNT_INFO)}
+    whole = {**evaluations[0], **whole, **info}
     if len(members) > 1:
         whole.pop("command", None)  # it made one of them
     _drop_what_differs(whole, evaluations, notes)
     return whole, bases if len(set(bases.values())) > 1 else {}
+
+
+def _merged(key: str, evaluations: Sequence[Record]) -> Record:
+    """A mapping of every file, the first one's entry where several have one."""
+    return {name: entry for record in reversed(evaluations) for name, entry in mapping(record.get(key)).items()}
 
 
 def _bases(members: Sequence[tuple[str, Run]]) -> dict[str, str]:
@@ -204,7 +211,7 @@ def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list
             whole[key] = None
     if "samples_per_context" in differing:
         for model, counters in whole["frequencies"].items():
-            kept = (*RELATIVE, "token_rank")
+            kept = {"token_rank", *(name for name, count in known_counts(whole).items() if count.exclusive)}
             whole["frequencies"][model] = {key: item for key, item in mapping(counters).items() if key in kept}
         notes.append("counts are left out of the figures: they are of different numbers of outputs")
     pools = {interval(mapping(record.get(BASE_NAME)).get(POOLED)) for record in evaluations}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report.folders import Found, Run
 from cdpg.report.values import Interval, count, interval, number, short, without
 from cdpg.storage.json_files import mapping, sequence

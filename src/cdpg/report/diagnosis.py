@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report.folders import Run
 from cdpg.report.outcome_rules import SPENT, diversity_lost, far_from_base, farther, length_changed, moved_away, no_gain
 from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, collect_remarks

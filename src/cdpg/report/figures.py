@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
+from cdpg.evaluation.metrics import POOLED, Metric
 from cdpg.evaluation.unseen import warning
 from cdpg.report.charts import Chart, Line, capital, compact, draw_lines, draw_stacks, mark_level, plain, stem, use_log
 from cdpg.report.frequencies import frequencies, token_ranks
@@ -30,7 +30,7 @@ from cdpg.report.series import (
 )
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import METHODS, STAGES, Style
-from cdpg.report.values import count, mean, short
+from cdpg.report.values import count, mean
 from cdpg.storage.json_files import mapping, sequence
 
 _POOLS = " Here each point has a pool of its own, of the base and that run; the base's level is of the last."
@@ -45,11 +45,6 @@ def figures_of(study: Study) -> list[Chart]:
     return [dataclasses.replace(chart, name=study.key + chart.name) for chart in reversed(by_name.values())]
 
 
-def describe(name: str) -> Metric:
-    """A metric's entry in the catalogue; for an unknown metric, its name."""
-    return METRICS.get(name) or Metric(short(name), "A metric of this run's own.")
-
-
 def axis_label(metric: Metric) -> str:
     """The label with its unit."""
     return f"{metric.label} ({metric.unit})" if metric.unit and metric.unit not in metric.label else metric.label
@@ -59,7 +54,8 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
     """Every metric through training (the paper's figures 2 to 4); from the epochs' samples without evaluations."""
     records = (mapping(record.get("metrics")) for run in study.runs for record in run.evaluations)
     names = list(dict.fromkeys(name for record in records for name in record))
-    names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+    order = {name: place for place, name in enumerate(study.known_metrics)}
+    names.sort(key=lambda name: order.get(name, len(order)))
     seen = any(warning(record) for run in study.runs for record in run.evaluations[-1:])
     on_seen = f" On {study.evaluated_along}." if seen else ""
     several = sorted(contexts_along(study))
@@ -67,7 +63,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
     for name in names:
         lines = _lines(study, lambda group, name=name: evaluated(group, name, clock))
         if lines:
-            metric, base = describe(name), _base_level(study, name)
+            metric, base = study.describe(name), _base_level(study, name)
             yield Chart(
                 f"training-{stem(name)}",
                 capital(metric.label),
@@ -79,7 +75,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
     for name in ("satisfaction", "kl_target_policy", "coverage", "length"):
         lines = _lines(study, lambda group, name=name: logged(group, name, clock))
         if lines:
-            metric = describe(name)
+            metric = study.describe(name)
             yield Chart(
                 f"training-{stem(name)}",
                 capital(metric.label),
@@ -259,7 +255,7 @@ def _base_level(study: Study, metric: str) -> float | None:
     evaluated along the way on different contexts have no level in common: each line begins at its own base. What is an
     estimate of the base all along has no level: a line that leaves it is noise, no gain.
     """
-    if describe(metric).of_base or len(contexts_along(study)) > 1:
+    if study.describe(metric).of_base or len(contexts_along(study)) > 1:
         return None
     along = mean(value.mean for run in study.runs if (value := base_along(run, metric)) is not None)
     bases = dict.fromkeys([BASE_NAME, *study.bases.values()])

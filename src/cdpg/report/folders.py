@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from cdpg.errors import UserError
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.messages.nearest import nearest_folder
 from cdpg.report.values import number, short, without
 from cdpg.storage.json_files import mapping

@@ -7,20 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from cdpg.evaluation.metrics import Count
 from cdpg.report.charts import Chart, Line, capital, draw_bars, draw_lines, stem
 from cdpg.report.series import Series, thinned
-from cdpg.report.study import BASE_NAME, RELATIVE, Study
+from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.style import BASE, Style
 from cdpg.report.values import count, distinct, short
 from cdpg.storage.json_files import mapping, sequence
 
 MOST_NAMES = 12
 """Bars of a counter: the most frequent names."""
-_COUNTERS = {
-    "compile_outcome": ("Outcomes of compiling", "share of functions"),
-    "pep8_code": ("PEP8 violations by code", "violations"),
-    "entity_label": ("Entities by label", "entities"),
-}
 
 
 def frequencies(study: Study) -> Iterator[Chart]:
@@ -34,20 +30,19 @@ def frequencies(study: Study) -> Iterator[Chart]:
         styles = {label: style for label, style, _ in _counted(study, counter)}
         if not values:
             continue
-        relative = counter in RELATIVE
-        if relative:
+        shown = study.known_counts.get(counter) or Count(capital(short(counter).replace("_", " ")))
+        if shown.exclusive:
             values = {label: _shares(counts) for label, counts in values.items()}
         values, left_out = _most_frequent(values)
-        title, unit = _COUNTERS.get(counter, (capital(short(counter).replace("_", " ")), "count"))
-        caption = "Relative frequency over all outputs." if relative else "Absolute numbers over all outputs."
+        caption = "Relative frequency over all outputs." if shown.exclusive else "Absolute numbers over all outputs."
         if left_out:
             caption += f" The {MOST_NAMES} most frequent; {left_out} more are not shown."
         rows = len({name for counts in values.values() for name in counts})
         yield Chart(
             f"frequency-{stem(counter)}",
-            title,
+            short(shown.title, 60),
             caption,
-            partial(draw_bars, values=values, styles=styles, xlabel=unit, digits=3 if relative else 0),
+            partial(draw_bars, values=values, styles=styles, xlabel=short(shown.unit), digits=3 * shown.exclusive),
             width=5.4,
             height=min(14.0, 1.1 + rows * (0.14 + 0.125 * len(values))),
             section="frequencies",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cdpg.evaluation.catalogue import POOLED
+from cdpg.evaluation.metrics import POOLED
 from cdpg.report.folders import Record, Run
 from cdpg.report.study import Group, Study
 from cdpg.report.values import Interval, count, interval, mean, number

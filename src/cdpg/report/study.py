@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cdpg.evaluation.catalogue import METRICS
+from cdpg.evaluation.metrics import Count, Metric
 from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.report.folders import Record, Run
 from cdpg.report.style import BASE, Style
-from cdpg.report.values import Interval, distinct, interval, short, text
+from cdpg.report.values import Interval, distinct, interval, short, text, visible
 from cdpg.storage.json_files import mapping, sequence
+from cdpg.tasks import known_counts, known_metrics
 
 BASE_NAME = "base"
-RELATIVE = frozenset({"compile_outcome"})
-"""Counters whose names exclude each other; drawn as shares of the outputs."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,20 @@ class Study:
         of_models = mapping(self.evaluation.get("models")).values()
         return tuple(dict.fromkeys(name for metrics in of_models for name in mapping(metrics)))
 
+    @cached_property
+    def known_metrics(self) -> dict[str, Metric]:
+        """How metrics are shown, in order: by what the file says, else by what the tasks say."""
+        return {name: _visible(metric) for name, metric in known_metrics(self.evaluation).items()}
+
+    @cached_property
+    def known_counts(self) -> dict[str, Count]:
+        """How counts are shown."""
+        return known_counts(self.evaluation)
+
+    def describe(self, name: str) -> Metric:
+        """How a metric is shown; one that nothing is known of, by its name."""
+        return self.known_metrics.get(name) or Metric(short(name), "A metric of this run's own.")
+
     @property
     def evaluated_along(self) -> str:
         """The contexts of the evaluations along the runs, in words; generic if the runs differ."""
@@ -102,8 +115,9 @@ class Study:
     def change(self, model: str, name: str) -> Interval | None:
         """Difference from the model's own base, paired by context if the file has it."""
         return _difference(
-            self.evaluation, model, name, self.metric(model, name), self.metric(self.base_of(model), name)
-        )
+            self.evaluation, model, self.describe(name), name, self.metric(model, name),
+            self.metric(self.base_of(model), name),
+        )  # fmt: skip
 
     def beside_base(self, model: str, name: str) -> Beside:
         """A model and its base; a pooled figure that the models do not share is from the run's own evaluation."""
@@ -112,7 +126,7 @@ class Study:
             return Beside(self.metric(self.base_of(model), name), tuned, self.change(model, name))
         own = run.evaluation
         base, tuned = (interval(mapping(own.get(key)).get(name)) for key in (BASE_NAME, "tuned"))
-        return Beside(base, tuned, _difference(own, "tuned", name, tuned, base))
+        return Beside(base, tuned, _difference(own, "tuned", self.describe(name), name, tuned, base))
 
     def style_of(self, model: str) -> Style:
         """The colours of a model's group."""
@@ -144,11 +158,16 @@ class Study:
         return bool(functions) and 2 * sum(functions) > len(functions)
 
 
+def _visible(metric: Metric) -> Metric:
+    """A metric whose texts may come from a file."""
+    return replace(metric, label=short(metric.label, 60), meaning=visible(metric.meaning), unit=short(metric.unit))
+
+
 def _difference(
-    evaluation: Record, model: str, name: str, tuned: Interval | None, base: Interval | None
+    evaluation: Record, model: str, metric: Metric, name: str, tuned: Interval | None, base: Interval | None
 ) -> Interval | None:
     """The change in an evaluation, else the difference of the means; None if the models do not differ."""
-    if name in METRICS and METRICS[name].of_base:
+    if metric.of_base:
         return None
     changes = mapping(mapping(mapping(evaluation.get("changes")).get(model)).get(name))
     paired = interval(changes.get("difference"))

@@ -10,46 +10,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdpg.evaluation.catalogue import METRICS, POOLED, Metric
-from cdpg.report.figures import axis_label, describe
+from cdpg.evaluation.metrics import POOLED, Metric
+from cdpg.report.figures import axis_label
 from cdpg.report.study import Study
 from cdpg.report.values import Interval, count, interval, number, short, visible
 from cdpg.storage.json_files import mapping, sequence
 
-_GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+_GROUPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "requirement": (
         "The requirement, and how far the model moved",
-        (
-            "satisfaction",
-            "satisfaction_beam",
-            POOLED,
-            "kl_target_policy",
-            "kl_policy_base",
-            "compilability",
-        ),
+        ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base"),
+        (),
     ),
-    "outputs": (
-        "The outputs",
-        (
-            "bleu",
-            "bleu_masked",
-            "rouge_l",
-            "precision_source",
-            "recall_target",
-            "entities",
-            "pep8_violations",
-            "characters",
-            "ast_nodes",
-            "distinct_2",
-            "length",
-            "ended",
-        ),
-    ),
+    "outputs": ("The outputs", (), ("distinct_2", "length", "ended")),
     "sampling": (
         "The target and the weights",
         ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess", "checks_failed", "not_applicable"),
+        (),
     ),
 }
+"""The title of each table, and the metrics of every evaluation that stand before and after the task's own."""
 MOST_COLUMNS = 6
 """Columns side by side; a wider table continues below."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
@@ -102,7 +82,7 @@ class Table:
 
 def tables_of(study: Study) -> list[Table]:
     """All tables for which the study has figures."""
-    tables = [_metric_table(study, *group) for group in _grouped(study.metrics)]
+    tables = [_metric_table(study, *group) for group in _grouped(study, study.metrics)]
     found = (*_seeds(study), *tables, *_between(study), *_ideal(study), *_costs(study))
     return [dataclasses.replace(part, name=study.key + part.name) for table in found for part in _parts(table)]
 
@@ -161,14 +141,16 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def _grouped(names: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-    known = set()
-    for key, (title, members) in _GROUPS.items():
+def _grouped(study: Study, names: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Key, title and metrics of each table."""
+    general = {name for _, before, after in _GROUPS.values() for name in (*before, *after)}
+    own = [name for name in study.known_metrics if name in names and name not in general]
+    for key, (title, before, after) in _GROUPS.items():
+        members = (*before, *(name for name in own if study.describe(name).group == key), *after)
         found = [name for name in members if name in names]
-        known |= set(found)
         if found:
             yield key, title, found
-    others = [name for name in names if name not in known]
+    others = [name for name in names if name not in general and name not in own]
     if others:
         yield "other", "Other metrics", others[:60]
 
@@ -181,9 +163,9 @@ def _metric_table(study: Study, key: str, title: str, names: Sequence[str]) -> T
         rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
     of_ideal = [interval(ideal.get(name)) for name in names]
     if any(value is not None for value in of_ideal):
-        cells = tuple(_interval_cell(value, describe(name)) for value, name in zip(of_ideal, names, strict=True))
+        cells = tuple(_interval_cell(value, study.describe(name)) for value, name in zip(of_ideal, names, strict=True))
         rows.append(Row("ideal p (estimate)", "", cells, quiet=True))
-    columns = tuple(_column(describe(name)) for name in names)
+    columns = tuple(_column(study.describe(name)) for name in names)
     return Table(key, title, columns, tuple(rows), _metric_csv(study, names, ideal))
 
 
@@ -209,7 +191,7 @@ def _metric_csv(study: Study, names: Sequence[str], ideal: dict[str, object]) ->
 
 
 def _cell(study: Study, model: str, name: str) -> Cell:
-    metric, value = describe(name), study.metric(model, name)
+    metric, value = study.describe(name), study.metric(model, name)
     cell = _interval_cell(value, metric)
     if value is None or study.is_base(model):
         return cell
@@ -258,16 +240,16 @@ def _between(study: Study) -> Iterator[Table]:
     first, others = next(iter(mapping(study.evaluation.get("between")).items()), ("", None))
     per_model = {model: mapping(part) for model, part in mapping(others).items()}
     known = [name for name in study.metrics if any(name in part for part in per_model.values())]
-    names = [name for key, _, group in _grouped(known) if key != "sampling" for name in group]
+    names = [name for key, _, group in _grouped(study, known) if key != "sampling" for name in group]
     if not names:
         return
     rows, found = [], {}
     for model, part in per_model.items():
         values = [interval(mapping(part.get(name)).get("difference")) for name in names]
-        cells = tuple(_difference_cell(value, describe(name)) for value, name in zip(values, names, strict=True))
+        cells = tuple(_difference_cell(value, study.describe(name)) for value, name in zip(values, names, strict=True))
         rows.append(Row(study.label_of(model), study.style_of(model).color, cells))
         found[model] = values
-    columns = tuple(_column(describe(name)) for name in names)
+    columns = tuple(_column(study.describe(name)) for name in names)
     title = f"Differences from {study.label_of(first)}, paired by context"
     yield Table("between", title, columns, tuple(rows), _interval_csv(names, found))
 
@@ -301,7 +283,8 @@ def _ideal(study: Study) -> Iterator[Table]:
         cells = tuple(_interval_cell(value, Metric("", "", digits=3)) for value in values)
         rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
         found[model] = values
-    columns = tuple(Column(describe(name).label, f"Model / ideal. {describe(name).meaning}") for name in names)
+    metrics = [study.describe(name) for name in names]
+    columns = tuple(Column(metric.label, f"Model / ideal. {metric.meaning}") for metric in metrics)
     title = "Against the ideal model (ratios; 1 is the ideal)"
     yield Table("versus-ideal", title, columns, tuple(rows), _interval_csv(names, found))
 
@@ -309,8 +292,9 @@ def _ideal(study: Study) -> Iterator[Table]:
 def _seeds(study: Study) -> Iterator[Table]:
     """Mean and spread over repetitions of the training."""
     per_method = mapping(study.evaluation.get("seeds"))
-    names = [name for name in METRICS if any(name in mapping(part) for part in per_method.values())]
-    names += [name for part in per_method.values() for name in mapping(part) if name not in METRICS][:20]
+    known = study.known_metrics
+    names = [name for name in known if any(name in mapping(part) for part in per_method.values())]
+    names += [name for part in per_method.values() for name in mapping(part) if name not in known][:20]
     names = [name for name in dict.fromkeys(names) if not name.startswith("z_")]
     if not names:
         return
@@ -320,13 +304,13 @@ def _seeds(study: Study) -> Iterator[Table]:
         for name in names:
             entry = mapping(mapping(part).get(name))
             value = interval(entry)
-            cells.append(_interval_cell(value, describe(name)))
+            cells.append(_interval_cell(value, study.describe(name)))
             if value is not None:
                 each = " ".join(f"{item:.6g}" for item in sequence(entry.get("values")) if number(item) is not None)
                 lines.append([method, name, value.mean, value.low, value.high, each])  # type: ignore[list-item]
         group = next((group for group in study.groups if group.method == method), None)
         rows.append(Row(short(method), group.style.color if group else "", tuple(cells)))
-    columns = tuple(_column(describe(name)) for name in names)
+    columns = tuple(_column(study.describe(name)) for name in names)
     yield Table("seeds", "Over repetitions with other seeds", columns, tuple(rows), to_csv(lines), first="method")
 
 

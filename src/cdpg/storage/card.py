@@ -13,7 +13,7 @@ from typing import Any
 
 from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.catalogue import METRICS, fixed
+from cdpg.evaluation.metrics import METRICS, Metric, fixed, metric_info
 from cdpg.evaluation.unseen import MODEL_NOTICES, contexts_in_words, on_few, warning
 from cdpg.messages.text import plain_text
 from cdpg.models.names import EMBEDDED
@@ -132,16 +132,9 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
     base, tuned = mapping(evaluation.get("base")), mapping(evaluation.get("tuned"))
     if not tuned:
         return "## Figures\n\nThe model has not been evaluated."
-    names = [name for name in METRICS if name in tuned] + [name for name in tuned if name not in METRICS]
-    rows = [
-        (
-            METRICS[name].label if name in METRICS else _code(name),
-            _interval(name, base.get(name)),
-            _interval(name, tuned.get(name)),
-            (METRICS[name].better or "") if name in METRICS else "",
-        )
-        for name in names
-    ]
+    known = {**METRICS, **{name: metric for name, metric in metric_info(evaluation).items() if name not in METRICS}}
+    names = [name for name in known if name in tuned] + [name for name in tuned if name not in known]
+    rows = [_figure(name, known.get(name), base.get(name), tuned.get(name)) for name in names]
     confidence = evaluation.get("confidence")
     share = f"{confidence:.0%} intervals" if isinstance(confidence, float) else "intervals"
     found = sequence(mapping(evaluation.get(MODEL_NOTICES)).get("tuned"))
@@ -156,9 +149,16 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
     )
 
 
-def _interval(metric: str, value: Any) -> str:
+def _figure(name: str, metric: Metric | None, base: Any, tuned: Any) -> tuple[str, str, str, str]:
+    """A row of the table; a metric that nothing describes is shown by its name."""
+    if metric is None:
+        return _code(name), _interval(base, 3), _interval(tuned, 3), ""
+    label = re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", metric.label)  # it may come from a file
+    return label, _interval(base, metric.digits), _interval(tuned, metric.digits), metric.better or ""
+
+
+def _interval(value: Any, digits: int) -> str:
     figures = mapping(value)
-    digits = METRICS[metric].digits if metric in METRICS else 3
     numbers = [figures.get(key) for key in ("mean", "low", "high")]
     mean, low, high = (fixed(number, digits) if isinstance(number, (int, float)) else None for number in numbers)
     if mean is None:

@@ -56,7 +56,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Task:
-    """An experiment of the paper."""
+    """A name for all that an experiment takes."""
 
     name: str
     summary: str

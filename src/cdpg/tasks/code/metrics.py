@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured, distinct_2, per_output
+from cdpg.evaluation.metrics import Count, Metric
 from cdpg.evaluation.statistics import Array
 from cdpg.sandbox.reader import Apply, directly
 from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, error_lines, function_source, pep8_codes_of
 
 EXHAUSTED = "exhausted the compiler"
+
+
+METRICS = {
+    "compilability": Metric("compilability", "Share of functions that compile.", better="higher", group="requirement"),
+    "pep8_violations": Metric(
+        "PEP8 violations", "Violations found by pycodestyle in a function.", "violations", "lower", 2
+    ),
+    "characters": Metric("characters", "Characters of a function, its signature included.", "characters", digits=1),
+    "ast_nodes": Metric("AST nodes", "Nodes of the syntax tree, of functions that compile.", "nodes", digits=1),
+}
+COUNTS = {
+    "compile_outcome": Count("Outcomes of compiling", "share of functions", exclusive=True),
+    "pep8_code": Count("PEP8 violations by code", "violations"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class CodeMeasure:
     """
 
     beams: int = 0
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
+    counts: Mapping[str, Count] = field(default_factory=lambda: COUNTS)
 
     def __call__(
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly

@@ -14,7 +14,7 @@ from cdpg.tasks.base import Draw, OriginRow, Preset, Row, Task, satisfiable
 from cdpg.tasks.code.constraint import FunctionEnd, pep8_codes_of
 from cdpg.tasks.code.metrics import CodeMeasure
 from cdpg.tasks.code.signatures import definitions, python_files, signatures_in
-from cdpg.tasks.hub import halves, hub_rows
+from cdpg.tasks.hub_datasets import halves, hub_rows
 
 _HUB = ("code-search-net/code_search_net", "python", "train")
 _PAPER_CONTEXTS = 5000
@@ -137,3 +137,4 @@ PEP8 = Task(
     stop=FunctionEnd(),
     usable=follows_pep8,
 )
+TASKS = (COMPILABILITY, PEP8)

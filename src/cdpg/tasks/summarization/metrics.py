@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,27 @@ from cdpg.constraints.texts import as_text
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measured, distinct_2, per_output
+from cdpg.evaluation.metrics import Count, Metric
 from cdpg.evaluation.statistics import Array
 from cdpg.sandbox.reader import Apply, directly
 from cdpg.tasks.summarization.constraint import PROMPT_PREFIX, labelled_entities, precision_source, recall_target
 
 _Labelled = list[tuple[str, str]]
+
+
+METRICS = {
+    "precision_source": Metric(
+        "precision-source", "Share of the output's entities that are in the source.", better="higher"
+    ),
+    "recall_target": Metric(
+        "recall-target", "Share of the reference's entities that are in the output.", better="higher", of_reference=True
+    ),
+    "entities": Metric("entities", "Distinct named entities of an output.", "entities", "higher", 2),
+    "rouge_l": Metric("ROUGE-L", "F-measure against the reference.", better="higher", of_reference=True),
+}
+COUNTS = {
+    "entity_label": Count("Entities by label", "entities"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,8 @@ class SummaryMeasure:
     """
 
     beams: int = 4
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
+    counts: Mapping[str, Count] = field(default_factory=lambda: COUNTS)
 
     def __call__(
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdpg.tasks.base import Draw, Preset, Row, Task
-from cdpg.tasks.hub import halves, hub_rows
-from cdpg.tasks.rows import embedded_pairs, read_pairs
+from cdpg.tasks.hub_datasets import halves, hub_rows
 from cdpg.tasks.summarization.constraint import PROMPT_PREFIX
 from cdpg.tasks.summarization.metrics import SummaryMeasure
+from cdpg.tasks.text_pairs import embedded_pairs, read_pairs
 
 _HUB = ("abisee/cnn_dailymail", "3.0.0", "train")
 _PAPER_CONTEXTS = 5000
@@ -74,3 +74,4 @@ ENTITIES = Task(
         ),
     },
 )
+TASKS = (ENTITIES,)

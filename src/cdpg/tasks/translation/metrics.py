@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measured, distinct_2, per_output
+from cdpg.evaluation.metrics import Count, Metric
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.sandbox.reader import Apply, directly
 from cdpg.tasks.translation.constraint import mask_numbers
@@ -18,11 +19,31 @@ from cdpg.tasks.translation.constraint import mask_numbers
 _ORDER = 4
 
 
+METRICS = {
+    "bleu": Metric(
+        "BLEU-4",
+        "sacreBLEU of beam-search outputs against the references.",
+        better="higher",
+        digits=1,
+        of_reference=True,
+    ),
+    "bleu_masked": Metric(
+        "BLEU-4, numbers masked",
+        "The same with un, une, deux … neuf and 1 … 9 replaced by one placeholder on both sides.",
+        better="higher",
+        digits=1,
+        of_reference=True,
+    ),
+}
+
+
 @dataclass(frozen=True)
 class TranslationMeasure:
     """BLEU of the contexts that have a reference, and Distinct-2 of all."""
 
     beams: int = 4
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
+    counts: Mapping[str, Count] = field(default_factory=dict)
 
     def __call__(
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly

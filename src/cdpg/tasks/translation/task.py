@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdpg.tasks.base import Draw, Preset, Row, Task
-from cdpg.tasks.hub import halves, hub_rows
-from cdpg.tasks.rows import embedded_pairs, read_pairs
+from cdpg.tasks.hub_datasets import halves, hub_rows
+from cdpg.tasks.text_pairs import embedded_pairs, read_pairs
 from cdpg.tasks.translation.constraint import numerals_of
 from cdpg.tasks.translation.metrics import TranslationMeasure
 
@@ -91,3 +91,4 @@ NUMBERS = Task(
         ),
     },
 )
+TASKS = (NUMBERS,)

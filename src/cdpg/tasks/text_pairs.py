@@ -1,4 +1,4 @@
-"""Rows of a task, from a user's file (CSV, JSONL, JSON or text) or from the package's own data."""
+"""Texts with their references, as rows of a task: from a user's file or from the package's own data."""
 
 from __future__ import annotations
 
