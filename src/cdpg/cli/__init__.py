@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command; errors become one sentence on standard error and an exit status."""
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no π shows another character in its place
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without π shows a replacement
             stream.reconfigure(errors="replace")
     sys.exit(_status(lambda: app(args=arguments, prog_name="cdpg")))
 
@@ -42,7 +42,7 @@ def _status(command: Callable[[], Any]) -> int:
         return 130
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    except Exception as error:  # a fault of the program: shown in full, but nothing in it may steer the terminal
+    except Exception as error:  # a bug: the traceback, without control characters
         _print_lines([plain_text(line, limit=2000) for line in "".join(traceback.format_exception(error)).splitlines()])
         return 1
     return 0

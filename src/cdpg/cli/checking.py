@@ -46,7 +46,7 @@ def check(
       cdpg check experiment.yaml --set num_generations=64 -n 32
     """
     inputs = job.load()
-    # Only now: the mistakes above are reported without waiting for torch.
+    # Imported only now, so that the errors above come without waiting for torch.
     from cdpg.preflight.probe import probe
 
     quiet_transformers()

@@ -1,4 +1,4 @@
-"""What the shell offers when the user presses Tab; it must answer at once, so nothing here loads torch."""
+"""Shell completion; without torch, so that it answers at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cdpg.config import FIELDS, Method
 from cdpg.tasks import TASKS
 
 Offers = list[tuple[str, str]]
-"""What may be typed, each with a word on it for shells that show one."""
+"""Completions, each with a description for shells that show one."""
 
 
 def complete_task_name(incomplete: str) -> Offers:
@@ -18,7 +18,7 @@ def complete_task_name(incomplete: str) -> Offers:
 
 
 def complete_task(incomplete: str) -> Offers:
-    """A task, or a YAML file of the folder that is being typed."""
+    """A task, or a YAML file in the typed folder."""
     files = [path for ending in ("yaml", "yml") for path in _below(incomplete, f"*.{ending}") if path.is_file()]
     return complete_task_name(incomplete) + [(str(path), "settings") for path in sorted(files)]
 
@@ -29,7 +29,7 @@ def complete_method(incomplete: str) -> list[str]:
 
 
 def complete_methods(incomplete: str) -> list[str]:
-    """The last of several methods, those before it not offered again."""
+    """The last of several methods, without those already typed."""
     before, _, last = incomplete.rpartition(",")
     given = before.split(",") if before else []
     return [",".join([*given, name]) for name in complete_method(last) if name not in given]
@@ -42,17 +42,17 @@ def complete_preset(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """The name of a setting; its value is the user's."""
+    """The name of a setting."""
     return [f"{name}=" for name in FIELDS if name.startswith(incomplete)]
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """The folder of a run, or one below which there may be some."""
+    """The folder of a run, or a folder that may contain runs."""
     return sorted(str(path) for path in _below(incomplete, "*") if path.is_dir() and not path.name.startswith("."))
 
 
 def _below(incomplete: str, pattern: str) -> list[Path]:
-    """Paths that begin as typed and match the pattern in the folder typed so far."""
+    """Paths that start with the typed text and match the pattern."""
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     try:
         return [path for path in folder.glob(pattern) if str(path).startswith(incomplete.removeprefix("./"))]

@@ -1,4 +1,4 @@
-"""The command's front door, and the options that several commands share."""
+"""The command-line application, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import TASKS, find_task
 
 _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
-"""Commands in the order in which one needs them."""
+"""Commands in the order of use."""
 
 
 class _InOrder(TyperGroup):
@@ -132,13 +132,13 @@ def _asked(
     output_dir: OutputDir = None,
     settings: Setting = None,
 ) -> None:
-    """What a job may be asked for by, in the order of the help."""
+    """The options that describe a job, in the order of the help."""
 
 
 def makes_job(
     folder: str, *left_out: str, by_folder: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options above, before its own, and hand it the job they ask for as its first argument.
+    """Give a command the options above, before its own, and pass it the job as its first argument.
 
     ``folder`` is the run's below ``runs/`` where a task is named and no folder; ``left_out`` are options that the
     command has no use for. With ``by_folder``, --resume needs no more than the folder of the run.
@@ -169,7 +169,7 @@ def _job(asked: dict[str, Any], folder: str, to_resume: bool) -> Job:
     task, settings = asked.pop("task"), asked.pop("settings") or []
     config = Path(task) if task is not None and task not in TASKS else None
     if config is not None and not config.suffix and not config.exists():
-        find_task(str(task))  # it looks like a task's name: say which there are
+        find_task(str(task))  # it looks like a task's name: the error lists the tasks
     options = {"task": task if config is None else None, **asked}
     values = gather(config, options, settings)
     if to_resume and task is None and not all(values.get(key) for key in NEEDED):

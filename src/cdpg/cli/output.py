@@ -1,4 +1,4 @@
-"""What the commands say in the terminal."""
+"""Output of the commands in the terminal."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def plan(job: Job, inputs: Inputs) -> str:
 
 
 def finish_run(console: Console, folder: RunFolder, record: dict[str, Any], report: bool) -> None:
-    """What came out: base → tuned where that was evaluated, else the last epoch; and what to type next."""
-    # The report first: a terminal that is closed by now must not cost it.
+    """Write the report and show the result: base → tuned if evaluated, else the last epoch; and the next commands."""
+    # The report first, in case the terminal is closed by now.
     lines = [f"report: {report_path([folder.path], folder.report)}"] if report else []
     if folder.evaluation.is_file():
         result = read_json(folder.evaluation)
@@ -72,7 +72,7 @@ def show(console: Console, lines: list[str]) -> None:
 
 
 def quiet_transformers() -> None:
-    """Its progress bars and advice belong to its own users; what matters here comes as an error."""
+    """Turn off Transformers' progress bars and advice; problems still raise errors."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -82,6 +82,6 @@ def quiet_transformers() -> None:
 
 
 def shown_text(text: str, lines: int = 1000, width: int = 10_000) -> Text:
-    """Foreign text of several lines, without what steers a terminal."""
+    """Untrusted text of several lines, without control sequences."""
     kept = [plain_text(line, limit=width) for line in text.split("\n")[:lines]]
     return Text("\n".join([*kept, "…"] if text.count("\n") >= lines else kept))

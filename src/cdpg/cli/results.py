@@ -1,4 +1,4 @@
-"""Commands on what there is: ``evaluate``, ``tasks``, ``report``, ``sample`` and ``push``."""
+"""The commands ``evaluate``, ``tasks``, ``report``, ``sample`` and ``push``."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _log = logging.getLogger(__name__)
 _WHEN_SAMPLING = ("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system")
 """Settings of a run that its samples depend on."""
 _NEW_SEEDS = 10**6
-"""Seeds to choose from where none is given: short enough to be typed again."""
+"""Range of random seeds if none is given: short enough to be typed again."""
 _HOW_EVALUATED = (
     *("evaluation_samples", "evaluation_contexts", "seed", "trust_remote_code", "check_failures", "check_workers"),
     *("check_output", "device", "rows_per_pass", "tokens_per_pass"),
 )
-"""Settings that an evaluation of a run may change and be the run's own: how closely and by what means it is measured,
-as its file tells, and not what is measured."""
+"""Settings that may change in an evaluation that is still the run's own: they affect its precision and its means, not
+what is measured."""
 _TO_EVALUATE = {"model": "--base", "eval_contexts": "--contexts", "constraint": "--constraint"}
-"""What an evaluation needs where no task is named, and the options that give it."""
+"""What an evaluation without a task needs, and the options that give it."""
 
 ModelOrRun = Annotated[
     str,
@@ -89,7 +89,7 @@ def evaluate(
     """
     folder = RunFolder(model)
     known = read_yaml(folder.config) if folder.config.is_file() else {}
-    known.pop("trust_remote_code", None)  # a folder may come from anywhere: only the user may say so
+    known.pop("trust_remote_code", None)  # only the user may allow it: a folder may come from anywhere
     path, _ = model_of(model)
     named = {
         "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "constraint": constraint,
@@ -106,7 +106,7 @@ def evaluate(
 
         quiet_transformers()
         result = evaluate_model(job, inputs, path, shlex.join(sys.argv), read_tuned_on(folder))
-    if result is None:  # not the main process: it has no figures, prints none and writes nothing
+    if result is None:  # only the main process has figures
         return
     if own and output is None:
         with folder:
@@ -121,7 +121,7 @@ def evaluate(
 
 
 def _asked_for(model: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Job:
-    """What the run is known to be about, overlaid by what was given; of another task's run only what is its own."""
+    """The run's values, overridden by the given ones; for another task, the run's task-specific values are dropped."""
     other_task = "task" in given and given["task"] != known.get("task")
     values = {**(without_task(known) if other_task else known), **given}
     missing = _missing(values)
@@ -132,7 +132,7 @@ def _asked_for(model: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
 
 
 def _missing(values: Mapping[str, Any]) -> list[str]:
-    """The options that must be given before these values can be evaluated; contexts to tune on hold some out."""
+    """The options that are missing for an evaluation; contexts to tune on include held-out ones."""
     if values.get("task") is not None:
         return []
     found = {**values, "eval_contexts": values.get("eval_contexts") or values.get("contexts")}
@@ -140,14 +140,14 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
 
 
 def _evaluation_job(values: Mapping[str, Any]) -> Job:
-    """The job to evaluate: one without a task has contexts to tune on, which nobody reads if others are held out."""
+    """The job to evaluate; without a task it needs contexts to tune on, which are then not read."""
     if values.get("task") is None and not values.get("contexts"):
         values = {**values, "contexts": values.get("eval_contexts")}
     return Job.from_mapping(values)
 
 
 def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any]) -> bool:
-    """Whether it is what the run was made for that is evaluated: only that belongs into its folder and on its card."""
+    """Whether the evaluation is the run's own; only then it is written to the run's folder and card."""
     if not known or _missing(known):
         return False
     run = _evaluation_job(known)
@@ -166,7 +166,7 @@ def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any]) -> bool:
 
 
 def _elsewhere() -> Path:
-    """Where figures go that are no run's own: the working folder, unless that is a run's."""
+    """The file for figures that are not a run's own: in the working folder, unless that is a run's."""
     here = RunFolder(".")
     if here.config.is_file() and (here.holds_run() or here.model.is_dir()):
         raise UserError(
@@ -300,13 +300,13 @@ def push(
 
 
 def _shared_system(run: Mapping[str, Any]) -> dict[str, str]:
-    """The setting ``system`` for a run whose prompts all carried one system message of their own."""
+    """The setting ``system`` for a run whose prompts all had the same system message."""
     system = mapping(mapping(run.get("origin")).get("sampling")).get("system")
     return {"system": system} if isinstance(system, str) else {}
 
 
 def _has_chats(run: RunFolder) -> bool:
-    """Whether the prompts of a run were chats, by the samples that it has kept, or the examples of its evaluation."""
+    """Whether the prompts of a run were chats, by its logged samples or the examples of its evaluation."""
     kept: list[Any] = list(itertools.islice(read_jsonl(run.samples), 1)) if run.samples.is_file() else []
     kept += sequence(mapping(read_json(run.evaluation)).get("examples")) if run.evaluation.is_file() else []
     return bool(kept) and is_chat(mapping(kept[0]).get("prompt"))
@@ -316,7 +316,7 @@ def model_of(name: str) -> tuple[str, dict[str, Any]]:
     """The model's folder or id, and the configuration of the run it belongs to, if any."""
     folder = Path(name)
     if not (folder / "config.yaml").is_file():
-        locate(name)  # a misspelt path is told before anything else
+        locate(name)  # a misspelt path is reported first
         return name, {}
     if not (folder / "model").is_dir():
         raise UserError(f"the run {name!r} has no model yet: it is written at the end; continue the run with --resume")

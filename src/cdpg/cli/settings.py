@@ -54,7 +54,7 @@ def field_docstrings(kind: type) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
-    """A default as YAML has it."""
+    """A default value in YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(list(value)) if isinstance(value, tuple) else repr(value) if value == "" else str(value)

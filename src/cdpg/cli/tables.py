@@ -23,7 +23,7 @@ def print_models(
     caution: str = "",
     metrics: Mapping[str, Metric] = METRICS,
 ) -> None:
-    """Print the table as wide as it likes into a file or a pipe, and in a terminal in the first form that fits.
+    """Print the table at full width to a file or a pipe, and in a terminal in the first form that fits.
 
     Intervals stand beside the means, or below them, or are left out. ``caution`` is a sentence to be said below.
     ``metrics`` says how each is shown; one that is not there is shown by its name.
@@ -71,12 +71,12 @@ def models_table(
 
 
 def _width(console: Console, table: Table) -> int:
-    """What the table takes with nothing wrapped."""
+    """The width of the table without wrapping."""
     return console.measure(table, options=console.options.update_width(10_000)).maximum
 
 
 def with_interval(value: Mapping[str, float | None] | None, digits: int, between: str | None = " ") -> str:
-    """``0.412 [0.380, 0.440]``; a dash where nothing is known. Rich would read the brackets as markup."""
+    """``0.412 [0.380, 0.440]``, or a dash without a value; not to be read as Rich markup."""
     if value is None or (mean := value["mean"]) is None:
         return "–"
     low, high = value["low"], value["high"]

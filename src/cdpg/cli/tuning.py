@@ -57,7 +57,7 @@ def run(
     if not resume:
         require_place(RunFolder(job.settings.output_dir), job.settings.overwrite_output_dir, job.inputs().values())
     inputs = job.load()
-    # Only now: the mistakes above are reported without waiting for torch.
+    # Imported only now, so that the errors above come without waiting for torch.
     from cdpg.jobs.comparison import make_trainer
 
     quiet_transformers()
@@ -99,7 +99,7 @@ def compare(
     comparison.require_place(job, runs, resume)
     _log.info(plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
     result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv))
-    if result is None:  # not the main process: it has no figures, prints none and writes nothing
+    if result is None:  # only the main process has figures
         return
     folder = Path(job.settings.output_dir)
     lines = [f"figures: {folder / comparison.FILE}", f"report: {report_path([folder], folder / 'report.html')}"]
@@ -117,7 +117,7 @@ def _overwriting(job: Job) -> Job:
 
 
 def _method_names(methods: str) -> list[str]:
-    """Methods separated by commas, each once; an unknown one is named before anything runs."""
+    """Methods separated by commas, each once; an unknown one is refused before anything runs."""
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     for name in names or [""]:
         CDPGConfig.from_mapping({"method": name})

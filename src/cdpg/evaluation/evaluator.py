@@ -43,7 +43,7 @@ from cdpg.system.stopping import never_stop
 
 @dataclass(frozen=True)
 class EvaluationCache:
-    """What was found out on blocks of contexts. An evaluation that is handed it finds out the rest alone."""
+    """Results by block of contexts. An evaluation that gets a cache computes only the rest."""
 
     parts: dict[tuple[str, int, int], _Part] = field(default_factory=dict)
     """By model, number of the block and its contexts."""
@@ -51,7 +51,7 @@ class EvaluationCache:
     """By model, model whose samples are scored, number of the block and its contexts."""
 
     def forget(self, name: str) -> None:
-        """Drop what is known of a model, for its weights have changed."""
+        """Drop a model's results, after its weights have changed."""
         for part in [key for key in self.parts if key[0] == name]:
             del self.parts[part]
         for scored in [key for key in self.scores if name in key[:2]]:
@@ -60,7 +60,7 @@ class EvaluationCache:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Contexts to evaluate on and how they are judged and measured; the same for every model."""
+    """Evaluates models on the same contexts, with the same checks and metrics."""
 
     contexts: Sequence[Context]
     prompts: Sequence[Prompt]
@@ -72,7 +72,7 @@ class Evaluator:
     read: Reader
     stop: StopRule | None = None
     tuned_on: frozenset[str] | None = None
-    """Digests of the prompts that the models were tuned on; None where that is not known."""
+    """Digests of the prompts that the models were tuned on; None if they are not known."""
 
     @classmethod
     def of(
@@ -86,7 +86,7 @@ class Evaluator:
         stop: StopRule | None = None,
         tuned_on: frozenset[str] | None = None,
     ) -> Evaluator:
-        """An evaluator made of parts that are loaded already; a context that does not fit the base is refused."""
+        """An evaluator made of loaded parts; a context that exceeds the base's window is refused."""
         prompts = base.encode(contexts, config.max_completion_length)
         read = Reader(Limits.of(config, processes_here()))
         return cls(contexts, prompts, base, judge, measure, config, processes, read, stop, tuned_on)
@@ -103,13 +103,13 @@ class Evaluator:
         stop: StopRule | None = None,
         tuned_on: frozenset[str] | None = None,
     ) -> Evaluator:
-        """An evaluator that stands by itself: it loads the base, once, and the contexts, and nothing is trained.
+        """A standalone evaluator, without training: it loads the base, once, and the contexts.
 
         ``contexts`` is anything that :func:`~cdpg.contexts.contexts.load_contexts` takes.
         """
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
-        judge = Judge(constraints, Limits.of(config, processes_here()))  # first: it may have to fork
+        judge = Judge(constraints, Limits.of(config, processes_here()))  # first: it may fork
         loaded = as_chats(load_contexts(contexts), config.chat, config.system)
         judge.require_columns(loaded)
         processes = Processes(make_accelerator(config))
@@ -126,12 +126,11 @@ class Evaluator:
         progress: Progress | None = None,
         check_stop: Callable[[], None] = never_stop,
     ) -> Evaluation | None:
-        """The base and some models, each loaded when it is needed, on the first ``limit`` contexts or all.
+        """Evaluate the base and some models, each loaded when needed, on the first ``limit`` contexts or all.
 
-        Every model is asked twice: for samples of its own, and for the probabilities of the others' samples; what is
-        ``known`` of a block of contexts already is not asked again. Every process takes part in the work; only the
-        main one measures, so that it alone has an evaluation, and the others None.
-        ``check_stop`` is called by all of them, before every block of contexts and every model's scores.
+        Every model draws its own samples and scores those of the others; results in ``known`` are reused. Every process
+        takes part; only the main one measures and returns an evaluation, the others None. All of them call
+        ``check_stop`` before every block of contexts and before every model's scores.
         """
         known, progress = EvaluationCache() if known is None else known, progress or SilentProgress()
         how = (limit, known, progress, check_stop)
@@ -152,7 +151,7 @@ class Evaluator:
         return Evaluation.of(outcomes, scores, self.config, about, self.count_tuned_on(limit), *own)
 
     def count_tuned_on(self, limit: int | None = None) -> int | None:
-        """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None: not known."""
+        """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None if not known."""
         return None if self.tuned_on is None else count_tuned_on(self.contexts[:limit], self.tuned_on)
 
     def outcome(
@@ -195,7 +194,7 @@ class Evaluator:
         )
 
     def _part(self, sampler: Sampler, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
-        """A block of contexts. Only the main process measures; the others send it their texts."""
+        """Sample and measure a block of contexts. Only the main process measures; the others send it their texts."""
         model = sampler.policy
         rollout = sampler.draw(number, contexts, prompts, True, Stopwatch(), stream="evaluation")
         texts = self.processes.gather(rollout.samples.texts)
@@ -224,12 +223,12 @@ class Evaluator:
         )
 
     def close(self) -> None:
-        """End the worker processes; the next evaluation starts them anew."""
+        """End the worker processes; the next evaluation starts new ones."""
         self.judge.close()
         self.read.close()
 
     def _judged(self, contexts: list[Context], texts: list[str], tokens: list[tuple[int, ...]]) -> list[float]:
-        """The verdict on each text, NaN where there is none."""
+        """The verdict on each text; NaN without one."""
         found = self.judge.collect(self.judge.submit(contexts, texts, tokens))
         without = found.failures.keys() | found.inapplicable
         return [math.nan if place in without else b for place, b in enumerate(found.b)]
@@ -252,7 +251,7 @@ class Evaluator:
 
 
 def refuse_stopped_beams(measure: Measure, stop: StopRule | None) -> None:
-    """Beam search knows no stop rule: its outputs would be other outcomes than those that the models are tuned on."""
+    """Refuse beam search with a stop rule, which it does not apply: its outputs would differ from those tuned on."""
     if stop is not None and measure.beams:
         raise UserError(
             f"a stop rule ends samples, not the outputs of beam search, and {type(measure).__name__} measures those of "
@@ -288,9 +287,9 @@ def _tokens(samples: Samples) -> Counter[int]:
 
 
 def _together(parts: Sequence[_Part]) -> Measured:
-    """Blocks of contexts, one below the other.
+    """Blocks of contexts, concatenated.
 
-    A block whose contexts all lack a reference has no figures that need one: there it counts nothing.
+    A block without references has no figures that need one, and adds nothing to them.
     """
     blocks, counts = [part.measured for part in parts], [len(part.texts) for part in parts]
     names = dict.fromkeys(name for block in blocks for name in block.features)
@@ -314,7 +313,7 @@ def _together(parts: Sequence[_Part]) -> Measured:
 
 
 def _stacked(tables: Sequence[Array | None], counts: Sequence[int], absent: float) -> Array:
-    """``[context, ...]`` tables one below the other, with ``absent`` for the contexts of those that are missing."""
+    """``[context, ...]`` tables, concatenated, with ``absent`` for the contexts of missing tables."""
     width = next(table.shape[1] for table in tables if table is not None)
     blanks = (np.full((count, width), absent) for count in counts)
     return np.concatenate([blank if table is None else table for table, blank in zip(tables, blanks, strict=True)])

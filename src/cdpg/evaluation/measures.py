@@ -1,4 +1,4 @@
-"""What a task measures in the outputs of a model, beside satisfaction and the divergences."""
+"""The interface of a task's own metrics, beside satisfaction and the divergences."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Measured:
     """Figures of outputs, ``outputs[context][output]``."""
 
     features: Mapping[str, Array] = field(default_factory=dict)
-    """``[context, output]``: a number for each output, NaN where it has none; their mean is the metric."""
+    """``[context, output]``: a number for each output, or NaN; their mean is the metric."""
     corpus: Mapping[str, Statistic] = field(default_factory=dict)
-    """Metrics that are no means of features."""
+    """Metrics that are not means of features."""
     frequencies: Mapping[str, Counter[str]] = field(default_factory=dict)
-    """How often what occurred."""
+    """Counters: how often each name occurred."""
     remarks: Mapping[str, Sequence[Sequence[str | int | None]]] = field(default_factory=dict)
-    """``[context][output]``: a word or a number on each output, to be shown with it."""
+    """``[context][output]``: a word or a number to show with each output."""
 
 
 class Measure(Protocol):
@@ -48,7 +48,7 @@ class Measure(Protocol):
     def __call__(
         self, contexts: Sequence[Context], outputs: Sequence[Sequence[str]], apply: Apply = directly
     ) -> Measured:
-        """Measure some outputs for each context; ``apply`` calls what a hostile text could break."""
+        """Measure some outputs for each context; ``apply`` calls functions that a hostile text could break."""
 
 
 def own_metrics(measure: Measure) -> Mapping[str, Metric]:
@@ -63,7 +63,7 @@ def own_counts(measure: Measure) -> Mapping[str, Count]:
 
 @dataclass(frozen=True)
 class TextMeasure:
-    """Of any text: Distinct-2. What a run without a task measures."""
+    """Distinct-2, for runs without a task."""
 
     beams: int = 0
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def per_output(outputs: Sequence[Sequence[str]], feature: Callable[[str], float]
 
 
 def distinct_2(text: str) -> float:
-    """Distinct bigrams over bigrams of words between blanks; 0 for a text of fewer than two words."""
+    """Distinct bigrams over all bigrams of words; 0 for a text of fewer than two words."""
     words = text.split()
     bigrams = list(itertools.pairwise(words))
     return len(set(bigrams)) / len(bigrams) if bigrams else 0.0

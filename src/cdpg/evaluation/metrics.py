@@ -23,17 +23,17 @@ class Metric:
     """How a metric is shown."""
 
     label: str
-    """Short name, as an axis or a column has it."""
+    """Short name, for an axis or a column."""
     meaning: str
     """One sentence."""
     unit: str = ""
     """Unit of the axis; empty for a share or a pure number."""
     better: Literal["higher", "lower"] | None = None
-    """Which way is better; None where neither is."""
+    """Which direction is better; None if neither is."""
     digits: int = 3
     """Decimals in a table."""
     of_base: bool = False
-    """An estimate of the same quantity of the base, whichever model is sampled: models are not compared in it."""
+    """Whether it estimates a quantity of the base, whichever model is sampled; models are not compared in it."""
     of_reference: bool = False
     """Whether it compares an output with its context's reference: contexts without one do not count in it."""
     group: Group = "outputs"
@@ -106,16 +106,16 @@ def _text(value: Any, limit: int) -> str:
 
 
 def fixed(value: float, digits: int) -> str:
-    """A number with so many decimals; what rounds to zero has no sign."""
+    """A number with so many decimals; a value that rounds to zero has no sign."""
     shown = f"{value:.{digits}f}"
     return shown if float(shown) else f"{0:.{digits}f}"
 
 
 POOLED = "kl_target_policy_pooled"
-"""The one metric that depends on which models were evaluated together: only figures of one pool compare."""
+"""The one metric that depends on the models evaluated together; only figures of one pool compare."""
 
 LEFT_OUT = ("checks_failed", "not_applicable")
-"""Shares of samples without a verdict; each is absent where it is 0 for all models that were evaluated together."""
+"""Shares of samples without a verdict; absent if 0 for all models evaluated together."""
 
 METRICS: dict[str, Metric] = {
     "satisfaction": Metric("satisfaction", "Mean of b over ancestral samples.", better="higher"),

@@ -1,4 +1,4 @@
-"""What one model did on the held-out contexts, and its metrics as statistics over contexts."""
+"""The samples of one model on the held-out contexts, and its metrics as statistics over contexts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cdpg.target.divergence import kl_policy_base, kl_target_policy
 from cdpg.target.target import log_target
 
 SHOWN = 4
-"""Outputs of a context that are shown, where examples are."""
+"""Outputs of a context that are shown in an example."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Ancestral samples of a model with everything known of them; contexts are those of all processes."""
+    """Ancestral samples of a model with their verdicts, scores and measurements; contexts are those of all processes."""
 
     contexts: tuple[Context, ...]
     blocks: tuple[Rollout, ...]
@@ -32,9 +32,9 @@ class Outcome:
     texts: tuple[tuple[str, ...], ...]
     """``[context][sample]``."""
     beams: tuple[str, ...] | None
-    """The output of beam search for each context, where the task decodes so."""
+    """The output of beam search for each context, if the task uses it."""
     beam_b: tuple[float, ...] | None
-    """The constraint's verdict on each of them; NaN where there is none."""
+    """The constraint's verdict on each of them; NaN without one."""
     shown_ids: tuple[tuple[list[int], ...], ...]
     """``[context][output]``: the token ids of the outputs that may be shown, the beam's first if there is one."""
     measured: Measured
@@ -44,10 +44,10 @@ class Outcome:
     ended: Tensor
     """``[context, sample]``: 1 where an end token or the stop rule ended a sample, 0 where the limit cut it."""
     unmeasured: Counter[str] = field(default_factory=Counter)
-    """How often measuring an output failed for reasons that are not the text's, by kind."""
+    """How often measuring an output failed for a reason other than the text, by kind."""
 
     def table(self, name: str) -> Tensor:
-        """A ``[context, sample]`` tensor of the blocks, whole."""
+        """A ``[context, sample]`` tensor of all blocks."""
         return torch.cat([getattr(block, name) for block in self.blocks])
 
     def features(self) -> dict[str, Array]:
@@ -59,16 +59,16 @@ class Outcome:
 
 
 def without_token_scores(block: Rollout) -> Rollout:
-    """Without what is of no use after the tables are made, and large: the log-probabilities of single tokens.
+    """A rollout without the log-probabilities of single tokens, which are large and no longer needed.
 
-    NaN, which takes no room, is in their place: whoever used them would notice.
+    They are replaced by NaN, so that a later use shows.
     """
     nothing = torch.full((1, 1, 1), math.nan, dtype=torch.float64).expand(block.samples.tokens.shape)
     return replace(block, samples=replace(block.samples, token_log_q=nothing), token_log_a=nothing)
 
 
 def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
-    """Every metric of one model that its own samples give."""
+    """All metrics of one model that depend on its own samples only."""
     b, valid, log_q, log_a = (outcome.table(name) for name in ("b", "valid", "log_q", "log_a"))
     log_p = log_target(log_a, b)
     none = ~valid.any(dim=1)
@@ -100,7 +100,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
 
 
 def partition_estimates(outcome: Outcome) -> list[float]:
-    """Ẑ_c of each context from the model's samples; NaN where none has a verdict."""
+    """Ẑ_c of each context from the model's samples; NaN if none has a verdict."""
     ratio = torch.cat([block.log_ratio for block in outcome.blocks]).exp()
     valid = outcome.table("valid")
     estimates: list[float] = (ratio.where(valid, torch.zeros_like(ratio)).sum(dim=1) / valid.sum(dim=1)).tolist()
@@ -110,7 +110,7 @@ def partition_estimates(outcome: Outcome) -> list[float]:
 def ideal_means(base: Outcome) -> dict[str, Array]:
     """E_{p_c}[f] of features of samples, ``[context]``, from the base's samples weighted by b: p_c ∝ a·b.
 
-    NaN where no sample of a context satisfies.
+    NaN if no sample of a context satisfies.
     """
     weight = (base.table("b") * base.table("valid")).double().numpy()
     features = {"length": base.table("lengths").double().numpy()}
@@ -148,7 +148,7 @@ def _partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
 
 
 def _spread_out(statistic: Statistic, judged: Array) -> Statistic:
-    """Rows of zeros for the contexts that were left out: they add nothing to any sum."""
+    """Rows of zeros for the contexts that were left out; they add nothing to the sums."""
     terms = np.zeros((len(judged), statistic.terms.shape[1]))
     terms[judged] = statistic.terms
     return Statistic(terms, statistic.of)
@@ -160,10 +160,7 @@ def token_ranks(outcome: Outcome) -> list[int]:
 
 
 def outputs_of(outcome: Outcome, context: int) -> list[dict[str, Any]]:
-    """Outputs of a context to show: the beam's, then samples, each with its verdict and what was remarked on it.
-
-    The verdict is None where there is none.
-    """
+    """Outputs of a context to show: the beam's, then samples, each with its verdict, or None, and its remarks."""
     beams: list[dict[str, Any]] = []
     if outcome.beams is not None and outcome.beam_b is not None:
         b_of_beam = outcome.beam_b[context]

@@ -1,4 +1,4 @@
-"""Several models on the same held-out contexts, side by side: what ``evaluation.json`` and ``comparison.json`` hold."""
+"""Several models on the same held-out contexts: the content of ``evaluation.json`` and ``comparison.json``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from cdpg.target.divergence import kl_target_policy_pooled
 from cdpg.target.target import log_target
 
 BASE, TUNED = "base", "tuned"
-"""What ``evaluation.json`` calls the two models of a run."""
+"""The names of a run's two models in ``evaluation.json``."""
 _EXAMPLES = 8
 
 Scores = Mapping[tuple[str, str], Tensor]
@@ -54,11 +54,11 @@ class Evaluation:
     statistics: Mapping[str, Mapping[str, Statistic]]
     seed: int
     failures_allowed: float
-    """Share of failed checks beyond which the figures are not to be relied upon."""
+    """Share of failed checks above which the figures are unreliable."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What the files say beside the figures: task, command, versions."""
+    """Facts for the files beside the figures: task, command, versions."""
     tuned_on: int | None = None
-    """How many of the contexts have a prompt that was tuned on; None where that is not known."""
+    """How many of the contexts have a prompt that was tuned on; None if it is not known."""
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     """How the measure's own metrics are shown."""
     own_counts: Mapping[str, Count] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Evaluation:
         own_metrics: Mapping[str, Metric] | None = None,
         own_counts: Mapping[str, Count] | None = None,
     ) -> Evaluation:
-        """Metrics of every model; ``scores`` has an entry for each pair of different models but the base's own."""
+        """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base."""
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
         for found in statistics.values():
@@ -95,9 +95,9 @@ class Evaluation:
         }
 
     def to_mapping(self, models: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """All of it. ``models`` maps some of the names to those of the file, the base's own being ``base``.
+        """The content of the file. ``models`` maps names to those in the file; the base's name is ``base``.
 
-        Without it the models stand together under ``models``.
+        Without it, the file has the models under ``models``.
         """
         names = models or {name: name for name in self.outcomes}
         metrics = {names[name]: values for name, values in self.metrics().items() if name in names}
@@ -157,7 +157,7 @@ class Evaluation:
             yield f"{problem}; give others to evaluate on with {term('eval_contexts')}"
 
     def _on_references(self) -> Iterator[str]:
-        """How many contexts lack what some metrics compare with, where others have it."""
+        """A notice on contexts without a reference, if others have one."""
         contexts = self.outcomes[BASE].contexts
         lacking = sum(context.reference is None for context in contexts)
         measured = self.statistics[BASE]
@@ -168,7 +168,7 @@ class Evaluation:
             )
 
     def _on_distance(self, name: str, shown: str) -> Iterator[str]:
-        """That a tuned model is no nearer to the ideal model than the base, by the pooled estimate."""
+        """A notice if a tuned model is no nearer to the ideal model than the base, by the pooled estimate."""
         base, tuned = self.statistics[BASE].get(POOLED), self.statistics[name].get(POOLED)
         if base is None or tuned is None:
             return
@@ -182,7 +182,7 @@ class Evaluation:
         )
 
     def _notices(self, name: str, shown: str) -> Iterator[str]:
-        """What is to be known of a model's figures, a sentence each."""
+        """Notices on a model's figures."""
         inapplicable = self.outcomes[name].table("inapplicable")
         skipped, total = int(inapplicable.sum()), int((~inapplicable).sum())
         failed = int(self.outcomes[name].table("failed").sum())
@@ -203,14 +203,14 @@ class Evaluation:
         return resample(len(self.outcomes[BASE].contexts), self.seed)
 
     def _between(self, tuned: Mapping[str, str]) -> dict[str, Any]:
-        """Every other tuned model against the first of them, where there are several."""
+        """Every other tuned model against the first, if there are several."""
         if len(tuned) < 2:
             return {}
         first, *others = tuned
         return {"between": {tuned[first]: {tuned[name]: self._changes(name, first) for name in others}}}
 
     def _changes(self, name: str, reference: str) -> dict[str, Any]:
-        """Difference from and ratio to another model, paired by context, in what the models may differ in."""
+        """Difference from and ratio to another model, paired by context, for all metrics in which models may differ."""
         resamples, before = self._resamples(), self.statistics[reference]
         known = {**self.own_metrics, **METRICS}
         return {
@@ -256,7 +256,7 @@ def _frequencies(outcome: Outcome) -> dict[str, Any]:
 
 
 def _ratio_where_both(model: Array, ideal: Array) -> Statistic:
-    """Mean of the model over mean of the ideal, over the contexts where both are known."""
+    """Mean of the model over mean of the ideal, over the contexts that have both."""
     both = ~(np.isnan(model) | np.isnan(ideal))
     return Statistic(np.where(both[:, None], np.stack([model, ideal], axis=1), 0.0), quotient)
 

@@ -1,4 +1,4 @@
-"""The evaluations of a run: some contexts along the way, all of them at the end."""
+"""The evaluations of a run: some contexts during training, all of them at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunEvaluations:
         self._evaluator, self._policy, self._about = evaluator, policy, about
         self._known, self._weights = EvaluationCache(), ""
         self.seconds_per_context: float | None = None
-        """What the last evaluation along the way took; None before the first."""
+        """Seconds of the last evaluation during training; None before the first."""
 
     def after_epoch(self, epoch: int, check_stop: Callable[[], None] = never_stop) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
@@ -64,9 +64,9 @@ class RunEvaluations:
         return self._evaluator.evaluate({TUNED: lambda: self._policy}, about, None, known, progress, check_stop)
 
     def _up_to_date(self) -> EvaluationCache:
-        """What is known of the base, and of the policy unless its weights have changed since, by whomever."""
+        """The cache, without the policy's results if its weights have changed."""
         weights = digest(p for p in self._policy.module.parameters() if p.requires_grad)
-        if self._evaluator.processes.any(weights != self._weights):  # or processes would part ways
+        if self._evaluator.processes.any(weights != self._weights):  # the same decision on every process
             self._known.forget(TUNED)
             self._weights = weights
         return self._known

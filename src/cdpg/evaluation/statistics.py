@@ -1,4 +1,4 @@
-"""Metrics as functions of sums over contexts, with bootstrap intervals and paired comparisons (section 5).
+"""Metrics as functions of sums over contexts, with bootstrap intervals and paired comparisons.
 
 A mean is a ratio of two sums, BLEU a function of sums of n-gram counts, the deviation of the partition one of sums of
 Z and Z². So a resample of the contexts is a weighted sum of the same rows, whatever the metric.
@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Statistic:
-    """``of(sum over contexts of terms)``; NaN where that is undefined."""
+    """A statistic ``of(sum over contexts of terms)``; NaN if it is undefined."""
 
     terms: Array
     """``[context, term]``."""
@@ -34,17 +34,17 @@ class Statistic:
     """Sums ``[..., term]`` to values ``[...]``."""
 
     def value(self) -> float:
-        """On the contexts as they are."""
+        """Its value on the given contexts."""
         return float(self.of(self.terms.sum(axis=0)))
 
     def on(self, resamples: Array) -> Array:
-        """On every resample; ``[resample, context]`` multiplicities to ``[resample]``."""
+        """Its value on every resample; ``[resample, context]`` multiplicities to ``[resample]``."""
         return self.of(resamples @ self.terms)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its interval; None where nothing was defined. One context gives a figure and no interval."""
+    """A figure and its interval; None if undefined. A single context gives no interval."""
 
     mean: float | None
     low: float | None
@@ -70,7 +70,7 @@ def mean_statistic(values: Array) -> Statistic:
 
 
 def context_means(values: Array, weights: Array | None = None) -> Array:
-    """Means over outputs, ``[context, output]`` to ``[context]``, NaN values left out; NaN where nothing is left."""
+    """Means over outputs, ``[context, output]`` to ``[context]``, without NaN values; NaN if nothing is left."""
     weights = np.ones_like(values) if weights is None else weights
     counted = np.where(np.isnan(values), 0.0, weights)
     sums = np.stack([(np.nan_to_num(values) * counted).sum(axis=1), counted.sum(axis=1)], axis=1)
@@ -80,7 +80,7 @@ def context_means(values: Array, weights: Array | None = None) -> Array:
 def deviation_statistic(z: Array, noise: Array) -> Statistic:
     """std_c(Z_c)/mean_c(Z_c) with the mean of ``noise``, the variance of each Ẑ_c, subtracted from the variance.
 
-    Contexts whose noise is unknown (NaN) leave that mean; if it is of all, the figure is NaN.
+    Contexts with unknown noise (NaN) are left out of that mean; if all are unknown, the figure is NaN.
     """
     known = ~np.isnan(noise)
     terms = np.stack([z, z * z, np.where(known, noise, 0.0), np.ones_like(z), known.astype(np.float64)], axis=1)
@@ -116,7 +116,7 @@ def difference(after: Statistic, before: Statistic, resamples: Array) -> Interva
 
 
 def ratio(after: Statistic, before: Statistic, resamples: Array) -> Interval:
-    """after / before, paired by context; undefined unless both are positive and the interval of ``before`` is, too."""
+    """after / before, paired by context; undefined unless both, and the interval of ``before``, are positive."""
     divisor = interval(before, resamples)
     least = divisor.mean if divisor.low is None else divisor.low
     if least is None or least <= 0 or not after.value() > 0:
@@ -138,9 +138,9 @@ def expanded_tail(contexts: int) -> float:
 
 @lru_cache(maxsize=64)
 def student_quantile(freedom: int, confidence: float) -> float:
-    """t with P(|T| ≤ t) = ``confidence`` for Student's law with that many degrees of freedom, by bisection."""
+    """t with P(|T| ≤ t) = ``confidence`` for Student's t distribution with that many degrees of freedom, by bisection."""
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # beyond what a double can tell apart
+    for _ in range(60):  # more than the precision of a double
         middle = (low + high) / 2
         low, high = (middle, high) if _student_within(freedom, middle) < confidence else (low, middle)
     return math.sqrt(freedom) * math.tan(low)

@@ -1,7 +1,7 @@
-"""What an evaluation's contexts were, and how tables, report and model card say it: held out or tuned on, how many.
+"""Describes an evaluation's contexts in words for tables, report and model card: how many, held out or tuned on.
 
-All of them take the words from here. A record is what ``evaluation.json``, ``comparison.json`` or a line of
-``evaluations.jsonl`` holds; one that does not say what was tuned on, such as an older one, claims nothing.
+A record is the content of ``evaluation.json``, ``comparison.json`` or a line of ``evaluations.jsonl``. Nothing is
+claimed for a record without the number of contexts tuned on, such as an older one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 TUNED_ON = "contexts_tuned_on"
-"""Key of a record: how many of its ``contexts`` have a prompt that was tuned on; null where that is not known."""
+"""Key of a record: how many of its ``contexts`` have a prompt that was tuned on; null if it is not known."""
 APPLIED = "contexts_applied"
 """Key of a record: to how many of its ``contexts`` a constraint applies, for one sample of one model at least."""
 MODEL_NOTICES = "model_notices"
@@ -18,13 +18,13 @@ MODEL_NOTICES = "model_notices"
 FEW = 20
 """Contexts below which intervals are called rough."""
 _MOST = 10**15
-"""A larger number of contexts is taken for damage."""
+"""A larger number of contexts is treated as damage."""
 
 
 def contexts_in_words(record: Mapping[str, Any]) -> str:
     """``200 held-out contexts``, ``12 contexts that the model was tuned on``; ``200 contexts`` if nothing is known.
 
-    Where no constraint applies to some of them, which the figures then leave out, the others are counted, too.
+    If no constraint applies to some of them, the number of the others is added.
     """
     applied = _applied(record)
     return _tuning_in_words(record) + ("" if applied is None else f" (a constraint applies to {applied:,} of them)")
@@ -45,7 +45,7 @@ def _tuning_in_words(record: Mapping[str, Any]) -> str:
 
 
 def warning(record: Mapping[str, Any]) -> str:
-    """What to think of figures that are not of held-out contexts alone; empty for all others."""
+    """A warning on figures of contexts that were tuned on; empty if all are held out."""
     count, tuned_on = _counts(record)
     if not count or not tuned_on:
         return ""
@@ -54,7 +54,7 @@ def warning(record: Mapping[str, Any]) -> str:
 
 
 def on_few(record: Mapping[str, Any]) -> str:
-    """What to think of intervals from few contexts; empty where there are enough, or one, which has no interval."""
+    """A warning on intervals from few contexts; empty for enough contexts, and for one, which has no interval."""
     applied = _applied(record)
     count = _whole(record.get("contexts")) if applied is None else applied
     if count is None or not 1 < count < FEW:
@@ -63,13 +63,13 @@ def on_few(record: Mapping[str, Any]) -> str:
 
 
 def _applied(record: Mapping[str, Any]) -> int | None:
-    """To how many contexts a constraint applies, where that is known and fewer than all."""
+    """Number of contexts to which a constraint applies, if it is known and fewer than all."""
     count, applied = _whole(record.get("contexts")), _whole(record.get(APPLIED))
     return applied if count is not None and applied is not None and applied < count else None
 
 
 def _counts(record: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """How many contexts there are and how many of them were tuned on, as far as the record says it in sound numbers."""
+    """Number of contexts and of those tuned on, if the record has valid numbers."""
     count, tuned_on = _whole(record.get("contexts")), _whole(record.get(TUNED_ON))
     return count, tuned_on if count is not None and tuned_on is not None and tuned_on <= count else None
 

@@ -1,4 +1,4 @@
-"""One task, several methods and seeds: a run for each, then all models side by side on the same contexts."""
+"""A comparison: a run for each method and seed, then an evaluation of all models on the same contexts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ComparisonRun:
         return RunFolder(self.job.settings.output_dir)
 
     def is_done(self) -> bool:
-        """Whether this very run, with all its settings, has come to its end."""
+        """Whether this run, with the same settings, is finished."""
         if not (self.folder.model / "config.json").is_file():
             return False
         found = read_yaml(self.folder.config)
@@ -64,7 +64,7 @@ class ComparisonRun:
 
 
 def require_place(job: Job, runs: Sequence[ComparisonRun], resume: bool) -> None:
-    """Refuse folders that hold other runs, and any that leads elsewhere."""
+    """Refuse folders that hold other runs, and symbolic links."""
     refuse_links(Path(job.settings.output_dir), [FILE, *(run.name for run in runs)])
     for run in runs:
         if not resume:
@@ -72,7 +72,7 @@ def require_place(job: Job, runs: Sequence[ComparisonRun], resume: bool) -> None
 
 
 def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[ComparisonRun]:
-    """Every method with every seed, in folders of their own below the job's; the same number of samples for all."""
+    """Every method with every seed, in folders below the job's, with the same number of samples."""
     for method in methods:
         for offset in range(seeds):
             name = method if seeds == 1 else f"{method}-seed{offset}"
@@ -115,7 +115,7 @@ def carry_out(
     resume: bool,
     command: str | None,
 ) -> dict[str, Any] | None:
-    """Train what is not trained yet, ``jobs`` runs at a time, and compare; a signal ends it gently wherever it is."""
+    """Train the unfinished runs, ``jobs`` at a time, and compare; a signal stops it with a checkpoint."""
     _warn_of_replaced(Path(job.settings.output_dir) / FILE, runs)
     with StopSignal() as stop:
         if jobs > 1:
@@ -126,9 +126,9 @@ def carry_out(
 
 
 def _warn_of_replaced(path: Path, runs: Sequence[ComparisonRun]) -> None:
-    """Say which models of an earlier comparison will not be in the file any more, while it can still be saved."""
+    """Warn of models of an earlier comparison that will no longer be in the file, while it can still be saved."""
     models: Mapping[str, Any] = {}
-    with suppress(UserError):  # a damaged file is no loss
+    with suppress(UserError):  # a damaged file needs no warning
         models = mapping(mapping(read_json(path)).get("models")) if path.is_file() else {}
     others = [name for name in models if name not in {BASE, *(run.name for run in runs)}]
     if others:
@@ -139,7 +139,7 @@ def _warn_of_replaced(path: Path, runs: Sequence[ComparisonRun]) -> None:
 
 
 def train_all(runs: Sequence[ComparisonRun], inputs: Inputs, command: str | None, resume: bool) -> None:
-    """Train what is not trained yet, one after the other."""
+    """Train the unfinished runs, one after the other."""
     for number, run in enumerate(runs, start=1):
         if resume and run.is_done():
             _log.info(f"{run.name}: done before")
@@ -155,10 +155,10 @@ def train_side_by_side(
     resume: bool,
     stop: StopSignal,
 ) -> None:
-    """Train what is not trained yet, ``jobs`` runs at a time, each in a process with its share of the cores.
+    """Train the unfinished runs, ``jobs`` at a time, each in a process with its share of the cores.
 
-    Small models gain little from a second thread, so two runs with one thread each are done sooner than one after the
-    other. What a run says goes to ``output.txt`` in its folder. A signal is passed on to all of them.
+    Small models gain little from a second thread, so two runs with one thread each finish sooner than one after the
+    other. The output of a run goes to ``output.txt`` in its folder. A signal stops all of them.
     """
     if processes_in_all() > 1:
         raise UserError(
@@ -195,7 +195,7 @@ def _output(run: ComparisonRun) -> Path:
 
 
 def _start(run: ComparisonRun, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A run by its own command."""
+    """Start a run as a command."""
     folder = run.folder.path
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, ["job.yaml", _output(run).name])
@@ -215,7 +215,7 @@ def compare(
 ) -> dict[str, Any] | None:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
 
-    Only the main process measures and writes; the others, which take part, return None.
+    All processes take part. Only the main one measures and writes; the others return None.
     """
     evaluator = make_evaluator(runs[0].job, inputs, frozenset(prompt_digests(inputs.tuning)))
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
@@ -240,10 +240,10 @@ def evaluate_model(
     command: str | None,
     tuned_on: frozenset[str] | None,
 ) -> dict[str, Any] | None:
-    """Any model beside the job's base, as ``evaluation.json`` has it; None but on the main process.
+    """Evaluate a model and the job's base, in the form of ``evaluation.json``; None except on the main process.
 
-    A model whose tokens are not the base's is refused: p is defined on those. ``tuned_on`` has digests of the prompts
-    that it was tuned on, if they are known.
+    A model with other tokens than the base is refused, since p is defined on the base's. ``tuned_on`` has digests of
+    the prompts that it was tuned on, if they are known.
     """
     evaluator = make_evaluator(job, inputs, tuned_on)
     loaded = load_model(model, job.settings)
@@ -257,7 +257,7 @@ def evaluate_model(
 
 
 def _require_same_tokens(name: str, model: LanguageModel, base_name: str, evaluator: Evaluator) -> None:
-    """Refuse a model that reads or writes other tokens than the base, before anything is sampled."""
+    """Refuse a model with other tokens than the base, before anything is sampled."""
     base, length = evaluator.base, evaluator.config.max_completion_length
     if not isinstance(model, TransformerModel) or not isinstance(base, TransformerModel):
         return

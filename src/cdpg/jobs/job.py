@@ -1,4 +1,4 @@
-"""What a command or a configuration file asks for: a task or a model, contexts and a constraint; and the settings."""
+"""A job, as a command or a configuration file describes it: a task or a model, contexts, a constraint, and settings."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without i
 _log = logging.getLogger(__name__)
 
 _ORIGIN = "origin"
-"""The part of a run's ``config.yaml`` that tells where it came from; not a setting."""
+"""The key of the origin in a run's ``config.yaml``; not a setting."""
 NEEDED = ("model", "contexts", "constraint")
-"""What must be given where no task fills it in."""
+"""Values that are required without a task."""
 _OF_A_TASK = ("task", "preset", "constraint", "contexts", "eval_contexts", "prompt_column", "prompt_prefix")
-"""What a job says of its task, or in the place of what the task says."""
+"""Values of a job that belong to its task or override it."""
 _FEW = 50
-"""From fewer contexts none are held out."""
+"""With fewer contexts, none are held out."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a job's names stand for."""
+    """The loaded inputs of a job."""
 
     tuning: list[Context]
     held_out: list[Context]
@@ -57,7 +57,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to be made, all of it given by names."""
+    """A run, described by names."""
 
     model: str
     """An embedded model, a hub id or a folder."""
@@ -65,23 +65,23 @@ class Job:
     """One or several ``module:function``."""
     settings: CDPGConfig
     task: str | None = None
-    """One of the tasks that come with the package; it fills in whatever is not given."""
+    """One of the package's tasks; it fills in values that are not given."""
     preset: str = DEFAULT_PRESET
     """The task's scale."""
     contexts: str | None = None
     """A CSV, JSONL, JSON or text file; the task's own by default. For code also a folder of Python sources."""
     eval_contexts: str | None = None
-    """The same, held out; by default the task's own, or a tenth of the contexts."""
+    """The same for held-out contexts; by default the task's own, or a tenth of the contexts."""
     prompt_column: str | None = None
     """The column of the contexts that holds the prompt, or for a task the text that goes into it."""
     prompt_prefix: str | None = None
     """Text before every prompt; the task's own by default."""
     data_seed: int = 0
-    """Seeds which rows of a data set are taken and which contexts are held out: not ``seed``, so that runs with other
-    seeds are judged on the same contexts."""
+    """Seed for the choice of rows and of held-out contexts; separate from ``seed``, so that runs with different seeds
+    are evaluated on the same contexts."""
 
     def inputs(self) -> dict[str, Any]:
-        """All but the settings, as :meth:`from_mapping` takes it."""
+        """All values except the settings, in the form of :meth:`from_mapping`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del values["settings"]
         values["constraint"] = list(self.constraint)
@@ -89,7 +89,7 @@ class Job:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Job:
-        """From a flat mapping of everything; what is missing or unknown is reported at once."""
+        """A job from a flat mapping of all values; everything missing or unknown is reported in one error."""
         values = {key: value for key, value in values.items() if key != _ORIGIN}
         own = {field.name for field in dataclasses.fields(cls)} - {"settings"}
         problems = [unknown_setting(key, {*FIELDS, *own}) for key in values if key not in FIELDS and key not in own]
@@ -115,13 +115,13 @@ class Job:
         )
 
     def load(self, *, to_tune: bool = True) -> Inputs:
-        """Read contexts and import constraints; what is odd but allowed is logged.
+        """Read contexts and import constraints; unusual data are logged.
 
-        Not ``to_tune``: what is only tuned on is left unread, and the held-out contexts stand in its place.
+        Without ``to_tune``, contexts to tune on are not read; the held-out contexts take their place.
         """
         if to_tune:
             require_trackers(self.settings.report_to)
-        locate(self.model)  # a name that is nearly an embedded one is refused before anything else is loaded
+        locate(self.model)  # a misspelt name of an embedded model is refused before anything is loaded
         constraints = [load_constraint(name) for name in self.constraint]
         task = None if self.task is None else find_task(self.task)
         chat = self.settings.chat, self.settings.system
@@ -131,7 +131,7 @@ class Job:
         return Inputs(tuning, held_out, constraints, task.measure, task.stop)
 
     def _contexts(self, task: Task | None, to_tune: bool) -> tuple[list[Context], list[Context]]:
-        """Those to tune on and those held out."""
+        """The contexts to tune on and the held-out contexts."""
         held_out = self._read(self.eval_contexts, task) if self.eval_contexts else None
         if held_out is not None and not to_tune:
             return held_out, held_out
@@ -160,7 +160,7 @@ class Job:
         return load_contexts(task.contexts(usable, prefix))
 
     def _split(self, contexts: list[Context], evaluates: bool) -> tuple[list[Context], list[Context]]:
-        """A seeded tenth of the contexts is held out, unless they are few; no group is on both sides."""
+        """Hold out a seeded tenth of the contexts, unless they are few; no group is on both sides."""
         same = "none are held out" + (", and the evaluation uses the same ones" if evaluates else "")
         if len(contexts) < _FEW:
             _log.warning(f"only {len(contexts)} contexts: {same}")
@@ -186,18 +186,18 @@ class Job:
 
 
 _TEXTS = frozenset(field.name for field in dataclasses.fields(Job)) - {"constraint", "settings", "data_seed"}
-"""What a job takes as a text."""
+"""The values of a job that are texts."""
 
 
 def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
-    """The text before every prompt, and the rule that ends an output, of what a command or a run's file says."""
+    """The prompt prefix and the stop rule, from the values of a command or of a run's file."""
     task = None if values.get("task") is None else find_task(str(values["task"]))
     known = values if task is None else _filled_in(task, values)
     return str(known.get("prompt_prefix") or ""), None if task is None else task.stop
 
 
 def without_task(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's values but for those that belong to its task, stand in their place, or are its preset's or defaults."""
+    """A run's values without those of its task and preset, those that override them, and the defaults."""
     task = None if values.get("task") is None else find_task(str(values["task"]))
     preset = {} if task is None else find_preset(task, str(values.get("preset") or DEFAULT_PRESET)).settings
     usual = CDPGConfig.from_mapping(preset).to_mapping()
@@ -209,7 +209,7 @@ def without_task(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the task's preset says, overlaid by what was given."""
+    """The values of the task's preset, overridden by the given ones."""
     preset = find_preset(task, str(values.get("preset") or DEFAULT_PRESET))
     given = {key: value for key, value in values.items() if value is not None}
     own = {"model": preset.model, "constraint": task.constraint, "prompt_prefix": preset.prefix}
@@ -217,7 +217,7 @@ def _filled_in(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_texts(values: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for each value that should be a text and is not."""
+    """A sentence for each value that should be a text but is not."""
     for key, value in values.items():
         if key in _TEXTS and not isinstance(value, str | None):
             yield no_text(key, value)
@@ -249,7 +249,7 @@ def _prefixed(context: Context, prefix: str) -> Context:
 
 
 def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A file's settings, overlaid by the options that were given, overlaid by ``--set``."""
+    """A file's settings, overridden by the options, then by ``--set``."""
     if config is not None and not config.is_file():
         what = "is a folder" if config.is_dir() else "does not exist"
         raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings")

@@ -1,4 +1,4 @@
-"""The methods compared, each in a file of its own."""
+"""The methods, each in its own file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""What a method is: it turns an epoch's samples into a loss for each, and knows nothing of the trainer.
+"""The interface of a method: it turns an epoch's samples into a loss for each, independently of the trainer.
 
 Every method is one loop with a different coefficient, ``θ ← θ + α · w(x,c) · ∇log π(x|c)``. A new one of that kind is
 a subclass of :class:`WeightedMethod` with one function, ``weights``.
 
-A method changes nothing: what it carries from one epoch to the next goes into :meth:`Method.epoch_loss` and comes out
-of it. Nothing here loads torch, so that settings and methods can be listed at once.
+A method is pure: its state goes into :meth:`Method.epoch_loss` and comes out of it. Nothing here loads torch, so that settings and methods can be listed at once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from cdpg.rollout.rollout import Rollout
 
 State = Mapping[str, float]
-"""What a method carries from one epoch to the next, beside parameters; checkpoints keep it as JSON."""
+"""The state of a method between epochs, beside parameters; checkpoints store it as JSON."""
 
 
 class SampleLoss(ABC):
@@ -32,9 +31,9 @@ class SampleLoss(ABC):
     active: Tensor
     """``[row]`` over all processes: whether the row has any gradient."""
     weights: Tensor | None = None
-    """``[row]`` of this process: the coefficient of each sample; None where a sample has no single one."""
+    """``[row]`` of this process: the coefficient of each sample; None if a sample has no single one."""
     normalizer: float
-    """What the epoch's summed loss is divided by to make it a mean: valid samples, or their tokens."""
+    """The divisor that turns the epoch's summed loss into a mean: the number of valid samples, or of their tokens."""
 
     @abstractmethod
     def loss(self, rows: Tensor, scores: TokenScores) -> Tensor:
@@ -43,7 +42,7 @@ class SampleLoss(ABC):
 
 @dataclass(frozen=True)
 class EpochLoss:
-    """What a method makes of an epoch's samples."""
+    """A method's result for an epoch's samples."""
 
     samples: SampleLoss
     state: State
@@ -63,7 +62,7 @@ class Method(ABC):
 
     @property
     def passes(self) -> int:
-        """How often each epoch's samples are gone through."""
+        """Passes over each epoch's samples."""
         return 1
 
     def begin(self) -> State:
@@ -71,7 +70,7 @@ class Method(ABC):
         return {}
 
     def make_module(self, policy: LanguageModel) -> nn.Module | None:
-        """Parameters of its own, to be trained along with the policy's."""
+        """A module of its own, trained together with the policy."""
         return None
 
     @abstractmethod
@@ -92,7 +91,7 @@ class WeightedMethod(Method):
         """w, ``[context, sample]``; 0 means that the sample needs no gradient. ``state`` has seen the epoch."""
 
     def advance(self, state: State, rollout: Rollout) -> State:
-        """The state once it has seen the epoch's samples."""
+        """The state after the epoch's samples."""
         return state
 
     def metrics(self, state: State) -> Mapping[str, float]:
@@ -108,7 +107,7 @@ class WeightedMethod(Method):
 
 
 class WeightedLoss(SampleLoss):
-    """Constant weights, with the factor π/q where the method asks for it."""
+    """Constant weights, multiplied by π/q if the method asks for it."""
 
     def __init__(self, rollout: Rollout, weights: Tensor, follows_policy: bool) -> None:
         self.active = (weights != 0).flatten()

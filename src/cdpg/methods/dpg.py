@@ -27,7 +27,7 @@ class DPG(WeightedMethod):
 
     def advance(self, state: State, rollout: Rollout) -> State:
         ratio_sum = float(rollout.log_ratio.exp().sum())
-        if not math.isfinite(ratio_sum):  # the epoch gives no step, and must not spoil the mean for good
+        if not math.isfinite(ratio_sum):  # the epoch has no step, and must not change the mean
             return state
         return {
             "ratio_sum": state["ratio_sum"] + ratio_sum,

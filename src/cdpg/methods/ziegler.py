@@ -74,7 +74,7 @@ def adapted_beta(beta: float, kl: float, target: float, samples: int, horizon: i
 
 
 class Ziegler(Method):
-    """Reward b − β KL(π, a), the KL paid token by token, β adapted to a target KL."""
+    """Reward b − β KL(π, a), with the KL penalty at each token and β adapted to a target KL."""
 
     scores_every_sample = True
 
@@ -90,7 +90,7 @@ class Ziegler(Method):
         return {"beta": self.settings.ziegler_beta}
 
     def make_module(self, policy: LanguageModel) -> nn.Linear:
-        """The value head: estimates of the reward still to come, from the policy's states."""
+        """The value head: estimates of the remaining reward, from the policy's hidden states."""
         from torch import nn
 
         parameter = next(policy.module.parameters())
@@ -122,13 +122,13 @@ class Ziegler(Method):
 
     def _next_beta(self, beta: float, kl: float, rollout: Rollout) -> float:
         if math.isnan(kl):
-            return beta  # the epoch gives no step, and must not spoil β for good
+            return beta  # the epoch has no step, and must not change β
         samples = int(rollout.valid.sum())
         return adapted_beta(beta, kl, self.settings.ziegler_target_kl, samples, self.settings.ziegler_horizon)
 
 
 def estimates(value_head: nn.Linear, hidden: Tensor) -> Tensor:
-    """``[row, token]`` estimates of the reward still to come."""
+    """``[row, token]`` estimates of the remaining reward."""
     values: Tensor = value_head(hidden.to(value_head.weight.dtype))[..., 0]
     return values
 
@@ -160,7 +160,7 @@ class Tokens:
     advantage: Tensor
     """Whitened."""
     mask: Tensor
-    """Whether the token counts: it is no padding, and its sample was judged."""
+    """Whether the token counts: it is not padding, and its sample has a verdict."""
 
 
 class PPOLoss(SampleLoss):

@@ -1,4 +1,4 @@
-"""Ends a run gently: the first signal lets the epoch finish, a second Ctrl-C ends it at once."""
+"""Signals that stop a run: the first lets the epoch finish, a second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdpg.errors import Interrupted
 
 _NOTICE = "\nfinishing what is under way and saving it; press Ctrl-C again to stop at once\n"
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a scheduler, a terminal that is closed."""
+"""Sent by Ctrl-C, by a scheduler, by a closed terminal."""
 
 
 class StopSignal:
@@ -62,6 +62,6 @@ class StopSignal:
 
 
 def _write(text: str) -> None:
-    # Straight to the descriptor: a handler may run in the midst of a write to the stream.
+    # Written to the descriptor, since a handler may interrupt a write to the stream.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), text.encode("ascii"))

@@ -12,13 +12,13 @@ from cdpg.system.signals import StopSignal
 class StopCheck:
     """Ends the work of all processes if a signal has come to any of them.
 
-    To check is to communicate: every process must check at the same places, and nowhere else.
+    A check communicates, so all processes must check at the same places.
     """
 
     signal: StopSignal
     processes: Processes
     how_to_resume: str
-    """What to type, or to call."""
+    """The command or the call that resumes the run."""
 
     def is_stopped(self) -> bool:
         """Whether any process has received a signal."""
@@ -31,4 +31,4 @@ class StopCheck:
 
 
 def never_stop() -> None:
-    """The check of a place where nobody asks to stop."""
+    """A check that never stops."""

@@ -1,4 +1,4 @@
-"""The trackers that ``report_to`` may name, told apart without loading torch or Accelerate."""
+"""The trackers that ``report_to`` may name, checked without loading torch or Accelerate."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TRACKERS = {
     "mlflow": ("mlflow",), "swanlab": ("swanlab",), "tensorboard": ("tensorboard", "tensorboardX"),
     "trackio": ("trackio",), "wandb": ("wandb",),
 }  # fmt: skip
-"""Accelerate's names, each with the modules one of which it needs."""
+"""Accelerate's names of trackers, each with modules of which it needs one."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Refuse what is no tracker, and a tracker that is not installed."""
+    """Refuse unknown trackers and trackers that are not installed."""
     for name in names:
         if name in TRACKERS:
             continue

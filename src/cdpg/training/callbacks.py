@@ -14,11 +14,11 @@ from cdpg.errors import UserError
 from cdpg.storage.jsonl import read_jsonl
 
 BEST = "satisfaction"
-"""The held-out metric that callbacks take the best epoch by; the more the better."""
+"""The held-out metric by which callbacks choose the best epoch; higher is better."""
 
 
 class Arguments:
-    """The settings, and what Hugging Face callbacks look for among a ``TrainingArguments``, as it is here."""
+    """The settings, and the attributes of ``TrainingArguments`` that Hugging Face callbacks read."""
 
     def __init__(self, config: CDPGConfig, evaluates: bool) -> None:
         self._config = config
@@ -42,7 +42,7 @@ class Arguments:
 
 
 class Callbacks:
-    """Calls the user's callbacks in the order in which Hugging Face does, and keeps what they ask for.
+    """Calls the user's callbacks in Hugging Face's order, and keeps their requests.
 
     An epoch is one step: ``on_epoch_begin``, ``on_step_begin``, for each optimiser step ``on_pre_optimizer_step`` and
     ``on_optimizer_step``, then ``on_step_end``, ``on_log``, where due ``on_evaluate`` and ``on_save``, and
@@ -69,7 +69,7 @@ class Callbacks:
             self.add(callback)
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Call this one too, after the others."""
+        """Add a callback after the others."""
         callback = callback() if isinstance(callback, type) else callback
         if not self._evaluates and isinstance(callback, EarlyStoppingCallback):
             reason = "evaluate_every is 0: raise it" if self._has_contexts else "there are none: pass eval_dataset"
@@ -87,9 +87,9 @@ class Callbacks:
         return None
 
     def begin(self, config: CDPGConfig, done: int, history: Sequence[Mapping[str, Any]]) -> None:
-        """Training begins after so many epochs, which have left ``history``; an earlier wish to stop is forgotten.
+        """Training starts after so many epochs, with their ``history``; an earlier request to stop is cleared.
 
-        ``config``: a run that goes on may keep what it was begun with.
+        ``config``: a resumed run may keep settings of its start.
         """
         self._settle(config)
         self.control.should_training_stop = False
@@ -101,7 +101,7 @@ class Callbacks:
         self.call("on_train_begin")
 
     def epoch_begin(self) -> None:
-        """An epoch begins: what was asked for in the one before is forgotten."""
+        """An epoch starts; requests from the epoch before are cleared."""
         self.control.should_epoch_stop = False
         self.call("on_epoch_begin")
         self.control.should_log = self.control.should_evaluate = self.control.should_save = False
@@ -114,7 +114,7 @@ class Callbacks:
         self._log(record)
 
     def evaluated(self, metrics: Mapping[str, float | None], may_be_best: bool = True) -> None:
-        """Log an evaluation and report it, with the epoch, and only then note whether it is the best so far."""
+        """Log an evaluation and report it, with the epoch; then update the best one so far."""
         logs = {**metrics, "epoch": self.state.epoch}
         self._log(logs)
         self.control.should_evaluate = False
@@ -142,7 +142,7 @@ class Callbacks:
             self.control = self.control if result is None else result
 
     def _settle(self, config: CDPGConfig) -> None:
-        """Have arguments and state say what the settings say."""
+        """Update arguments and state from the settings."""
         self._evaluates = self._has_contexts and config.evaluation_interval > 0
         self._arguments = Arguments(config, self._evaluates)
         self.state.max_steps = self.state.num_train_epochs = config.epochs
@@ -159,13 +159,13 @@ class Callbacks:
 
 
 class TakesCallbacks:
-    """What Hugging Face's trainer offers for callbacks, by the same names."""
+    """The callback methods of Hugging Face's trainer, with the same names."""
 
     _callbacks: Callbacks
 
     @property
     def state(self) -> TrainerState:
-        """What Hugging Face callbacks read: ``global_step`` (an epoch is a step), ``log_history`` and their like."""
+        """The state that Hugging Face callbacks read, such as ``global_step`` (an epoch is a step) and ``log_history``."""
         return self._callbacks.state
 
     def add_callback(self, callback: Any) -> None:
@@ -182,12 +182,12 @@ class TakesCallbacks:
 
 
 def evaluation_logs(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """The means of a line of ``evaluations.jsonl``, named as Hugging Face names those of evaluations."""
+    """The means of a line of ``evaluations.jsonl``, with Hugging Face's names for evaluation metrics."""
     return {f"eval_{name}": value["mean"] for name, value in record["metrics"].items()}
 
 
 def history(metrics: Path, evaluations: Path) -> list[dict[str, Any]]:
-    """``log_history`` of a run, from its files; what is not there has logged nothing."""
+    """``log_history`` of a run, from its files; missing files are empty."""
     epochs, evaluated = (list(read_jsonl(path)) if path.exists() else [] for path in (metrics, evaluations))
     logs = epochs + [{**evaluation_logs(record), "epoch": record["epoch"]} for record in evaluated]
     return [{**log, "step": log["epoch"]} for log in sorted(logs, key=lambda log: int(log["epoch"]))]

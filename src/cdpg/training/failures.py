@@ -1,4 +1,4 @@
-"""Failed checks of a run: examples in ``failures.jsonl``, a notice, an end when they are too many."""
+"""Failed checks of a run: examples in ``failures.jsonl``, a notice, and an error if there are too many."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _CURES = {
     "died": _NO_WORKER,
     "crashed": _NO_WORKER,
 }
-"""What to do about failed checks, by kind; about others, mend the constraint."""
+"""Advice on failed checks, by kind; for other kinds, the constraint must be fixed."""
 _OUTSIDE = re.compile(r"\b(ImportError|ModuleNotFoundError)\b|\bCUDA\b|\bcuda\b")
-"""Exceptions of a function that lacks, in a worker, what it has in the training process."""
+"""Exceptions of a function that needs something a worker does not have."""
 _FEWEST = 100
-"""A share of fewer samples says little: one that hangs among eight is no reason to stop. Epochs of fewer are taken
-together with those before them."""
+"""Samples from which a share is meaningful: one hanging sample among eight is no reason to stop. Smaller epochs are
+counted together with those before them."""
 
 
 _NONE_APPLIES = "none_applies"
 
 
 class FailureLog:
-    """What is made of an epoch's failed checks; the same on every process, for it depends on joint counts alone."""
+    """Handles an epoch's failed checks; the same on every process, since it depends on joint counts only."""
 
     def __init__(self, path: Path, share: float, processes: Processes) -> None:
         self.file = JsonlFile(path)
@@ -47,8 +47,8 @@ class FailureLog:
         self._counts: deque[tuple[int, int]] = deque()
 
     def append(self, rollout: Rollout) -> None:
-        """Write one example of each kind, of whichever process has the first; called by all of them."""
-        if not rollout.failed.any():  # as every process knows
+        """Write one example of each kind, from the first process that has one; called by all processes."""
+        if not rollout.failed.any():  # the same on every process
             return
         examples: dict[tuple[str, str], dict[str, Any]] = {}
         for record in self._processes.gather(failure_records(rollout)):
@@ -57,8 +57,8 @@ class FailureLog:
             self.file.append(record)
 
     def problem(self, rollout: Rollout) -> CDPGError | None:
-        """Why the run cannot go on with this epoch, or None if it can."""
-        if rollout.number == 1 and bool(rollout.inapplicable.all()):  # a later one may have met such contexts by chance
+        """The error if the run cannot continue with this epoch, or None."""
+        if rollout.number == 1 and bool(rollout.inapplicable.all()):  # in a later epoch it may be chance
             return UserError(
                 f"no constraint applies to any of the {rollout.inapplicable.numel():,} samples of epoch "
                 f"{rollout.number}: each returned None for all of them, so that there is nothing to learn from; return "
@@ -68,7 +68,7 @@ class FailureLog:
         return None if too_many is None else RunError(too_many)
 
     def too_many(self, rollout: Rollout) -> str | None:
-        """That too many checks failed for the run to go on with this epoch, or None if it can."""
+        """The error if too many checks failed, or None."""
         failed, total = int(rollout.failed.sum()), int((~rollout.inapplicable).sum())
         recently, among = self._recently(failed, total)
         if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
@@ -88,14 +88,14 @@ class FailureLog:
         )
 
     def _recently(self, failed: int, total: int) -> tuple[int, int]:
-        """Failed and all samples of this epoch and, where it has few, of as many before it as make up enough."""
+        """Failed and all samples of this epoch; if it has few, together with epochs before it."""
         self._counts.append((failed, total))
         while sum(total for _, total in self._counts) - self._counts[0][1] >= _FEWEST:
             self._counts.popleft()
         return sum(failed for failed, _ in self._counts), sum(total for _, total in self._counts)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Say that checks failed, once for each kind."""
+        """Log that checks failed, once for each kind."""
         kinds = {key for key in record if key.startswith(("checks_failed_", "checks_exhausted_"))}
         if record.get("not_applicable"):
             kinds.add(_NONE_APPLIES if none_applies(record) else "not_applicable")
@@ -111,7 +111,7 @@ class FailureLog:
             _log.warning(f"epoch {record['epoch']}: {summary([record])}")
 
     def log_total(self, metrics: Path) -> None:
-        """Say how many checks failed in the whole run, if any did."""
+        """Log how many checks failed in the whole run, if any."""
         records = list(read_jsonl(metrics)) if metrics.exists() else []
         text = summary(records)
         if text:
@@ -121,7 +121,7 @@ class FailureLog:
 
 
 def _cure(rollout: Rollout) -> str:
-    """What to do about the failures of an epoch, by their kinds."""
+    """Advice on the failures of an epoch, by their kinds."""
     kinds = {
         key.removeprefix("failed_") for key, count in rollout.checks.items() if key.startswith("failed_") and count
     }

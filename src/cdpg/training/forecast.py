@@ -1,4 +1,4 @@
-"""How long a run will take, from how long its parts took."""
+"""Forecasts the duration of a run from the durations of its parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Pace:
 
     sampling: float
     constraint: float
-    """By all workers together: it goes on beside the sampling, and only what exceeds that is waited for."""
+    """With all workers running. Checks run during sampling, so only the excess is waited for."""
     scoring: float
     gradient: float
 
 
 def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
-    """One epoch, if that share of its samples satisfies: only those are scored and differentiated.
+    """Seconds of one epoch, if that share of its samples satisfies; only those are scored and differentiated.
 
     Ziegler's PPO takes all samples, and goes over them several times.
     """
@@ -33,7 +33,7 @@ def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
 
 
 def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
-    """One held-out context of an evaluation: its samples, their scores and the outputs of beam search."""
+    """Seconds to evaluate one held-out context: its samples, their scores and beam search."""
     sample = max(pace.sampling, pace.constraint) + pace.scoring
     return config.evaluation_samples * sample + beams * pace.sampling
 
@@ -44,5 +44,5 @@ def guessed_context(config: CDPGConfig, epoch: float) -> float:
 
 
 def run_seconds(config: CDPGConfig, epoch: float, context: float, held_out: int, done: int = 0) -> float:
-    """What is left of a run after ``done`` epochs, from the seconds of an epoch and of an evaluated context."""
+    """Seconds left after ``done`` epochs, from the seconds of an epoch and of an evaluated context."""
     return (config.epochs - done) * epoch + context * evaluated_contexts(config, held_out, done)

@@ -1,4 +1,4 @@
-"""Batches that gave no usable step, kept so that one can see what they were made of."""
+"""Writes the batches of steps whose gradient was not finite, for inspection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdpg.system import files
 from cdpg.training.optimization import RefusedStep, StepSummary
 
 MOST_FILES = 20
-"""Epochs kept at most: a run that goes wrong now and then must not fill the disk."""
+"""Largest number of epochs written, so that a long run does not fill the disk."""
 
 
 def keep_refused(folder: Path, rollout: Rollout, summary: StepSummary) -> Path | None:
@@ -69,5 +69,5 @@ def _sample(rollout: Rollout, step: RefusedStep, row: int) -> dict[str, Any]:
 
 
 def _told(number: float) -> float | str:
-    """JSON has no word for NaN and the infinities, which are what one is looking for here."""
+    """A number, or NaN and infinities as text, since JSON does not have them."""
     return number if math.isfinite(number) else str(number)

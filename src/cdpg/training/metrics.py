@@ -1,4 +1,4 @@
-"""What an epoch leaves in ``metrics.jsonl``, ``samples.jsonl`` and ``failures.jsonl``."""
+"""An epoch's records for ``metrics.jsonl``, ``samples.jsonl`` and ``failures.jsonl``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
 
 
 def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, Any]]:
-    """A few of this process's samples, chosen anew each epoch, each with all that its weight was made of."""
+    """A few of this process's samples, a new choice each epoch, with all factors of their weights."""
     samples = rollout.samples
     total = samples.lengths.numel()
     order = UniformStream(seed, "samples", rollout.number).permutation(total)[:count]
@@ -83,7 +83,7 @@ def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, An
 
 
 def failure_records(rollout: Rollout) -> list[dict[str, Any]]:
-    """One of this process's samples for each way in which a check failed."""
+    """One of this process's samples for each kind of failed check."""
     samples = rollout.samples
     examples: dict[tuple[str, str], int] = {}
     for row, failure in rollout.failures.items():

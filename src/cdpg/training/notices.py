@@ -1,4 +1,4 @@
-"""What a run says beside its progress line: failed checks, nothing to learn from, busy cores, time and memory."""
+"""The notices of a run: failed checks, nothing to learn from, busy cores, time and memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cdpg.training.starvation import PlentyWatch, StarvationWatch
 _log = logging.getLogger(__name__)
 
 _GROWN = 1.2
-"""How far the memory in use may exceed what was said of it before it is said again."""
+"""Growth of the peak memory after which it is reported again."""
 
 
 class Notices:
-    """Logs them, each when there is reason to."""
+    """Logs the notices of a run."""
 
     def __init__(self, failures: FailureLog, samples_per_context: int) -> None:
         self._failures = failures
@@ -32,7 +32,7 @@ class Notices:
         self._reported_memory: dict[str, int] = {}
 
     def of_epoch(self, record: Mapping[str, Any]) -> None:
-        """What an epoch's checks and coverage give reason to say."""
+        """Notices on an epoch's checks and coverage."""
         self._failures.log(record)
         for watch in () if none_applies(record) else self._watches:
             if warning := watch.warning(record):
@@ -45,7 +45,7 @@ class Notices:
         watch: CoreWatch,
         evaluation: tuple[int, float | None],
     ) -> None:
-        """What the first epoch tells of the machine and of the rest of the run.
+        """Notices after the first epoch, on the machine and the rest of the run.
 
         ``evaluation``: how many contexts are evaluated, and the seconds that one takes if that is known.
         """
@@ -55,7 +55,7 @@ class Notices:
         _log.info(outlook(config, record["epoch"], record["seconds"], *evaluation, self._reported_memory))
 
     def of_end(self, metrics: Path) -> None:
-        """What the whole run gives reason to say."""
+        """Notices on the whole run."""
         self._failures.log_total(metrics)
         records = [record for record in read_jsonl(metrics) if not none_applies(record)]
         for watch in self._watches:
@@ -64,7 +64,7 @@ class Notices:
         self.of_memory()
 
     def of_memory(self) -> None:
-        """Say the most memory that was in use again, if it has grown by much since it was said."""
+        """Report the peak memory again if it has grown by much since."""
         peak = memory.peak()
         if any(count > _GROWN * self._reported_memory.get(kind, count) for kind, count in peak.items()):
             self._reported_memory = peak

@@ -1,4 +1,4 @@
-"""The second half of an epoch: shuffled optimiser steps, each an exact gradient whatever the micro-batches."""
+"""The second half of an epoch: shuffled optimiser steps; the gradient does not depend on the micro-batches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cdpg.system.distributed import Processes
 
 @dataclass(frozen=True)
 class RefusedStep:
-    """A step that was not taken, or that should not have been."""
+    """A step that was skipped, or that left parameters that are not finite."""
 
     rows: Tensor
     """``[row]``: its flat rows, of all processes."""
     loss: float
     grad_norm: float
     weights: Tensor | None
-    """``[row]``: the coefficient of each of this process's samples in the epoch; None where there is no single one."""
+    """``[row]``: the coefficient of each of this process's samples in the epoch; None if there is no single one."""
     weights_finite: bool
     """Whether the model's parameters are still finite."""
 
@@ -44,9 +44,9 @@ class StepSummary:
     """Mean norm of their gradients, before clipping."""
     steps: int
     skipped: int
-    """Steps without a satisfying sample: not a bit of a parameter or a moment changes."""
+    """Skipped steps, without a satisfying sample: parameters and moments do not change."""
     refused: tuple[RefusedStep, ...] = ()
-    """Steps whose loss or gradient was not finite, or too large to be squared: skipped likewise."""
+    """Skipped steps, whose loss or gradient was not finite or too large to be squared."""
     state: State = field(default_factory=dict)
     """The method's, for the next epoch."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -59,18 +59,18 @@ class StepSummary:
 
     @property
     def broken(self) -> bool:
-        """Whether a step left parameters that are not finite: nothing can be done with them."""
+        """Whether a step left parameters that are not finite."""
         return any(not step.weights_finite for step in self.refused)
 
 
 def trainable_parameters(policy: LanguageModel, module: nn.Module | None) -> list[nn.Parameter]:
-    """Those of the policy and of the method's own module that are trained."""
+    """The trained parameters of the policy and of the method's own module."""
     modules = [policy.module, *([module] if module is not None else [])]
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> torch.optim.Adam:
-    """Adam without weight decay, fused where the device has it."""
+    """Adam without weight decay, fused if the device supports it."""
     fused = parameters[0].device.type in ("cpu", "cuda", "mps", "xpu")
     return torch.optim.Adam(
         parameters, lr=config.learning_rate, betas=config.adam_betas, eps=config.adam_epsilon, fused=fused
@@ -105,7 +105,7 @@ class Updater:
     """Called with ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
 
     def update(self, rollout: Rollout, state: State, rescue: Callable[[], None] = lambda: None) -> StepSummary:
-        """Go through the epoch's samples as often as the method asks, shuffled anew each time.
+        """Make the method's passes over the epoch's samples, shuffled anew each time.
 
         ``state`` is the method's after the epoch before. If it fails before the first step, ``rescue`` is called;
         nothing has changed since the epoch began.
@@ -119,9 +119,9 @@ class Updater:
             raise
 
     def _steps(self, rollout: Rollout, state: State, taken: list[tuple[float, float]]) -> StepSummary:
-        """Take them; ``taken`` has loss and gradient norm of each, from before it is begun.
+        """Take the steps; ``taken`` gets the loss and the gradient norm of each, before the step is taken.
 
-        The divisor is the same for every step, so that a sample weighs the same in a ragged last batch.
+        The divisor is the same for every step, so that a sample has the same weight in a smaller last batch.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(rollout.number)
@@ -146,7 +146,7 @@ class Updater:
                 taken.pop()
             refused.append(RefusedStep(batch, loss, norm, sample_loss.weights, weights_finite=not safe))
             if safe:
-                break  # the parameters are not finite: no further step can mend them
+                break  # the parameters are not finite, and no further step can repair them
         losses, norms = zip(*taken, strict=True) if taken else ((), ())
         return StepSummary(
             loss=sum(losses) / len(taken) if taken else None,
@@ -159,14 +159,14 @@ class Updater:
         )
 
     def _safe(self, loss: float, norm: float) -> bool:
-        """Whether a step leaves Adam's moments finite: they hold the squares of what is left after clipping."""
+        """Whether a step keeps Adam's moments finite; they hold squares of the clipped gradient."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return False
         largest = torch.finfo(self.parameters[0].dtype).max ** 0.5
         return bool(min(norm, self.config.max_grad_norm or math.inf) < largest)
 
     def _step(self) -> bool:
-        """Take it; whether all parameters are finite after it."""
+        """Take the step; returns whether all parameters are finite after it."""
         self.call_callbacks("on_pre_optimizer_step")
         with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (lora_rank)"):
             self.optimizer.step()
@@ -188,7 +188,7 @@ class Updater:
 
     def _gradient(self, sample_loss: SampleLoss, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
-        # The buffers stay: a first try with few samples then needs the memory of the real run, and shows it.
+        # The buffers are kept, so that a short trial already needs the memory of the real run.
         self.optimizer.zero_grad(set_to_none=False)
         first, count = rollout.first_context * rollout.b.shape[1], rollout.samples.lengths.numel()
         own = rows[(rows >= first) & (rows < first + count)] - first

@@ -1,4 +1,4 @@
-"""What the user sees while it trains: one live line in a terminal, a few plain lines elsewhere."""
+"""The progress display of a run: one live line in a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINES_PER_RUN = 20
 
 
 class Progress:
-    """Shows one metrics record an epoch on standard error. It never stops a run: output that fails is dropped."""
+    """Shows one metrics record an epoch on standard error. Output that fails is dropped, so it never stops a run."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Progress:
         seconds_left: Callable[[int, float], float] | None = None,
         silent: bool = False,
     ) -> None:
-        """``seconds_left(done, epoch)``: what is left after ``done`` epochs if one takes ``epoch`` seconds; by default
-        the epochs alone."""
+        """``seconds_left(done, epoch)``: the time left after ``done`` epochs of ``epoch`` seconds each; by default that
+        of the epochs."""
         self._total = total_epochs
         self._left = seconds_left or (lambda done, epoch: max(0, total_epochs - done) * epoch)
         self._console = console or (Console(file=io.StringIO()) if silent else Console(stderr=True))
@@ -52,9 +52,9 @@ class Progress:
         self._task = rich_progress.TaskID(0)
 
     def __enter__(self) -> Progress:
-        if self._console.is_interactive and self._console.file.isatty():  # the first alone can be forced by settings
-            # No refresh thread: workers are forked while the bar is up, and a fork must not copy a held lock. What is
-            # written to standard error meanwhile, notices above all, goes above the bar.
+        if self._console.is_interactive and self._console.file.isatty():  # settings can force is_interactive
+            # No refresh thread: workers are forked while the bar is shown, and a fork must not copy a held lock. Other
+            # output to standard error, such as notices, appears above the bar.
             self._bar = rich_progress.Progress(
                 rich_progress.BarColumn(bar_width=20),
                 rich_progress.TextColumn("{task.description}", markup=False),
@@ -94,7 +94,7 @@ class Progress:
             self._unshown = line
 
     def working(self, message: str) -> None:
-        """Show what is being done between two epochs, or after the last; on the live line, else now and then."""
+        """Show the current activity between epochs or after the last: on the live line, else now and then."""
         text, now = plain_text(message), self._clock()
         if self._bar is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -108,23 +108,23 @@ class Progress:
         return StageProgress(self, prefix)
 
     def stage(self, message: str) -> None:
-        """Show what a run has come to after its last epoch; never left out."""
+        """Show the result of a run after its last epoch; always shown."""
         self._stage_at = -math.inf
         self.working(message)
 
     def _is_due(self, epoch: int, now: float) -> bool:
-        """The first and the last line always; between them whichever is rarer, every 5 s or a twentieth of the run."""
+        """Whether to show a line: the first, the last, and others every 5 s or every twentieth of the run, the rarer."""
         if self._shown_epoch is None or epoch >= self._total:
             return True
         epochs_due = epoch - self._shown_epoch >= self._total / _LINES_PER_RUN
         return epochs_due and now - self._shown_at >= _SECONDS_BETWEEN_LINES
 
     def _seconds_left(self, done: int) -> float | None:
-        """By the mean of the latest epochs; None before the first. Something is left to do until the run is over."""
+        """Seconds left, from the mean of the latest epochs; None before the first. At least 1 until the run is over."""
         return max(1.0, self._left(done, sum(self._seconds) / len(self._seconds))) if self._seconds else None
 
     def _write(self, line: str) -> None:
-        # Not console.print: it wraps lines, and ends the program when the reader of a pipe has gone.
+        # Not console.print: it wraps lines, and ends the program if a pipe's reader has closed it.
         with contextlib.suppress(OSError, ValueError):
             self._console.file.write(line + "\n")
             self._console.file.flush()
@@ -149,7 +149,7 @@ def outlook(
     evaluated_context: float | None,
     peak: Mapping[str, int],
 ) -> str:
-    """What the first epoch tells of the run: its seconds, the evaluations' share of the rest, bytes held so far.
+    """A forecast after the first epoch: seconds of an epoch, share of the evaluations, and peak memory so far.
 
     ``evaluated_context``: seconds to evaluate a context; None where none has been evaluated yet.
     """
@@ -167,7 +167,7 @@ def outlook(
 
 
 def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -> str:
-    """``epoch 12/1000, satisfaction 0.412, …`` in plain ASCII, which any log file takes.
+    """``epoch 12/1000, satisfaction 0.412, …`` in plain ASCII, for any log file.
 
     The KL is called rough: it comes from the epoch's own samples, cannot exceed log M and tends to be too low.
     """

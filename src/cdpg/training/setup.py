@@ -1,4 +1,4 @@
-"""What a run is made of, from the trainer's arguments."""
+"""Builds the parts of a run from the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def origin_of(
     command: str | None,
     config: CDPGConfig,
 ) -> Any:
-    """What ``config.yaml`` says of the run's origin; ``model`` as the trainer was given it."""
+    """The origin in ``config.yaml``; ``model`` as it was given to the trainer."""
     return provenance.origin(
         model if isinstance(model, str) else provenance.model_name(policy.module), policy.module, base.module,
         [name_of(constraint) for constraint in judge.constraints], contexts, prompts,

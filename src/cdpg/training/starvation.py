@@ -1,4 +1,4 @@
-"""Runs that have next to nothing to learn from, or nothing to gain: said while they run, and again at their end."""
+"""Warnings on runs with next to nothing to learn from, or nothing to gain; during the run and at its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LEAST_COVERAGE = 0.1
-"""Share of the contexts with a satisfying sample below which an epoch teaches next to nothing."""
+"""Coverage below which there is next to nothing to learn from an epoch."""
 NEARLY_ALWAYS = 0.99
-"""Share of the base's samples that satisfy from which there is nothing to gain; mean Z estimates it in every epoch."""
+"""Satisfaction of the base from which there is nothing to gain; mean Z estimates it in every epoch."""
 _SAMPLES = 100
-"""Samples below which a share says little; epochs of fewer are taken together."""
+"""Samples from which a share is meaningful; smaller epochs are counted together."""
 _EPOCHS = 3
 """Epochs that the first warning looks at."""
 
@@ -24,7 +24,7 @@ class PlentyWatch:
         self._samples = 0
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
-        """What to say after an epoch, given its metrics."""
+        """The warning after an epoch with these metrics, or None."""
         if self._samples >= _SAMPLES or record["z_mean"] is None:
             return None
         self._z.append(record["z_mean"])
@@ -33,7 +33,7 @@ class PlentyWatch:
         return None if self._samples < _SAMPLES else _plenty(self._z, f"by epoch {last}, ", "there is nothing to gain")
 
     def verdict(self, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """What to say at the end of a run, given the metrics of all its epochs."""
+        """The warning at the end of a run with these metrics, or None."""
         judged = [record for record in records if record["z_mean"] is not None]  # None: no verdict, or not finite
         if sum(record["samples"] for record in judged) < _SAMPLES:
             return None
@@ -59,7 +59,7 @@ class StarvationWatch:
         self._warned = False
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
-        """What to say after an epoch, given its metrics."""
+        """The warning after an epoch with these metrics, or None."""
         self._recent.append(record["coverage"])
         share = sum(self._recent) / len(self._recent)
         if self._warned or len(self._recent) < _EPOCHS or share >= LEAST_COVERAGE:
@@ -70,7 +70,7 @@ class StarvationWatch:
         )
 
     def verdict(self, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """What to say at the end of a run, given the metrics of all its epochs."""
+        """The warning at the end of a run with these metrics, or None."""
         coverage = [record["coverage"] for record in records]
         share = sum(coverage) / len(coverage) if coverage else 1.0
         if share >= LEAST_COVERAGE:

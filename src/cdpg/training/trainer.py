@@ -1,4 +1,4 @@
-"""The training loop: owns the order of things and no mathematics."""
+"""The training loop: the order of the stages, without mathematics."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class CDPGTrainer(TakesCallbacks):
             raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
-        self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may have to fork
+        self.judge = Judge(constraints, Limits.of(self.args, processes_here()))  # first: it may fork
         chat = self.args.chat, self.args.system
         self.contexts = as_chats(load_contexts(train_dataset), *chat)
         self.eval_contexts = [] if eval_dataset is None else as_chats(load_contexts(eval_dataset), *chat)
@@ -182,7 +182,7 @@ class CDPGTrainer(TakesCallbacks):
         return record or self._journal.last("metrics")
 
     def _epochs(self, done: int, progress: Progress, stop: StopCheck) -> dict[str, Any]:
-        """Every epoch after the first ``done``; the metrics of the last, or nothing."""
+        """Run every epoch after the first ``done``; returns the metrics of the last, or nothing."""
         record: dict[str, Any] = {}
         nonfinite_epochs = 0
         for number in range(done + 1, self.args.epochs + 1):
@@ -201,7 +201,7 @@ class CDPGTrainer(TakesCallbacks):
             due = hopeless or signalled or number % self.args.save_every == 0 or number == self.args.epochs
             saved = self._save_if(due, number)
             self._callbacks.call("on_epoch_end")
-            # It may have asked for either; a checkpoint is to hold the evaluation.
+            # A callback may have asked for either; the checkpoint should include the evaluation.
             late = not evaluated and not signalled and self._evaluate_if(False, number, progress, stop)
             if late or not saved:
                 self._save_if(late and saved, number)
@@ -210,7 +210,7 @@ class CDPGTrainer(TakesCallbacks):
                     f"no finite gradient in {_NONFINITE_LIMIT} epochs: lower learning_rate or set max_grad_norm; the "
                     f"last checkpoint is of epoch {number}, the batches are in {str(self.folder.nonfinite)!r}"
                 )
-            if signalled:  # asked once: for a signal that came since, nothing is saved yet
+            if signalled:  # read once: a later signal must wait until the next checkpoint
                 stop.raise_if_stopped(f"stopped after epoch {number}, a checkpoint is written")
             if self.processes.any(self._callbacks.control.should_training_stop):
                 break
@@ -244,7 +244,7 @@ class CDPGTrainer(TakesCallbacks):
         if output_dir is None:
             write_folder(self.folder.model, self._write_model)
             return self.folder.model
-        self._write_model(Path(output_dir))  # not replaced: it may hold what is not ours
+        self._write_model(Path(output_dir))  # not replaced: it may hold the user's files
         return Path(output_dir)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
@@ -255,7 +255,7 @@ class CDPGTrainer(TakesCallbacks):
 
     def _write_model(self, path: Path) -> None:
         self.policy.save(path, self.args)
-        if not (path / card.FILE).exists():  # one that is there was written by the user
+        if not (path / card.FILE).exists():  # an existing one is the user's
             card.write_card(path, self.folder)
 
     def _epoch(self, number: int) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class CDPGTrainer(TakesCallbacks):
         if problem is not None:
             self._rescue(number - 1)
             self._failures.append(rollout)
-            self.processes.wait()  # or a launcher ends the main process while it writes
+            self.processes.wait()  # otherwise a launcher may end the main process while it writes
             raise problem
         summary = self._updater.update(rollout, self.method_state, lambda: self._rescue(number - 1))
         self.method_state = summary.state
@@ -303,22 +303,22 @@ class CDPGTrainer(TakesCallbacks):
         return self._sampler.draw(number, contexts, prompts, self.method.scores_every_sample, watch)
 
     def _rescue(self, done: int) -> None:
-        """Save the epochs that are done, when the next one failed before it changed anything."""
+        """Save the finished epochs if the next one failed before it changed anything."""
         if done and self.processes.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
                 self._journal.save(done, self.args, self.method_state)
                 _log.info(f"a checkpoint of epoch {done} is written")
 
     def _seconds_left(self, done: int, epoch: float) -> float:
-        """After ``done`` epochs, if one takes ``epoch`` seconds, evaluations included."""
+        """Seconds left after ``done`` epochs of ``epoch`` seconds each, evaluations included."""
         return run_seconds(self.args, epoch, self._context_seconds(epoch), len(self.eval_contexts), done)
 
     def _context_seconds(self, epoch: float) -> float:
-        """To evaluate a context: as the last evaluation took, else by the seconds of an epoch."""
+        """Seconds to evaluate a context: of the last evaluation, else estimated from an epoch."""
         return self._evaluations.seconds_per_context or guessed_context(self.args, epoch)
 
     def _evaluate_if(self, due: bool, number: int, progress: Progress, stop: StopCheck) -> bool:
-        """Measure the policy on some contexts and log it, if it is due or a callback asks for it; whether it was done.
+        """Evaluate the policy on some contexts and log it, if due or if a callback asks; returns whether it did.
 
         A signal puts it off until the run is resumed.
         """
@@ -347,14 +347,14 @@ class CDPGTrainer(TakesCallbacks):
         return True
 
     def _begin(self, resume: bool | str | Path | None, progress: Progress, stop: StopCheck) -> int:
-        """Set up the folder or continue from a checkpoint; the number of epochs done."""
+        """Set up the folder or resume from a checkpoint; returns the number of finished epochs."""
         checkpoint = find_checkpoint(self.folder.checkpoints, resume) if resume else None
         if checkpoint is None and self._used:
             raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
         self._used, done = True, 0 if checkpoint is None else checkpoint.epoch
         if checkpoint is not None:
             self._continue(checkpoint)
-            self.processes.wait()  # nobody may still be reading what is tidied up below
+            self.processes.wait()  # no process may still read what is removed below
         if self.processes.is_main:
             if not resume:
                 self._journal.clear(self.args, self._sources)
@@ -374,7 +374,7 @@ class CDPGTrainer(TakesCallbacks):
         return done
 
     def _continue(self, checkpoint: Checkpoint) -> None:
-        """Take up a checkpoint, unless the run would become another one."""
+        """Resume from a checkpoint, unless that would change the run's result."""
         asked, then = self.args, provenance.begun_with(checkpoint.state)
         self.args = schedule.continued(asked, then, checkpoint.epoch)
         self._updater = dataclasses.replace(self._updater, config=self.args)
@@ -387,7 +387,7 @@ class CDPGTrainer(TakesCallbacks):
         _log.info(f"continuing after epoch {checkpoint.epoch}")
 
     def _save_if(self, due: bool, number: int) -> bool:
-        """Write a checkpoint if it is due, or if a callback asks for one or for the end; whether it was written."""
+        """Write a checkpoint if due, or if a callback asks for one or for the end; returns whether it did."""
         control = self._callbacks.control
         if not due and not self.processes.any(control.should_save or control.should_training_stop):
             return False

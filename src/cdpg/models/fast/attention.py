@@ -18,7 +18,7 @@ from cdpg.models.fast.cache import PrefixLayer, RowLayer
 from cdpg.models.fast.lookup import layer_of
 
 NAME = "cdpg_shared_prefix"
-"""The name under which Transformers knows this attention."""
+"""The name of this attention in Transformers' registry."""
 
 
 def shared_attention(
@@ -32,7 +32,7 @@ def shared_attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """softmax over the scores of both segments side by side: exactly the attention over prompt and own positions.
+    """Softmax over the scores of both segments, which is exactly the attention over prompt and own positions.
 
     ``query [R, H, 1, D]`` and the row's own ``key``, ``value [R, K, T, D]`` (or the prompt's alone, when attending to
     an encoder's output) to ``[R, 1, H, D]``. The heads that share keys and, for the prompt, the rows that share a
@@ -66,17 +66,17 @@ def shared_attention(
 
 
 class SharedAttention:
-    """Puts the attention above in the place of a model's own."""
+    """Replaces a model's own attention by the one above."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
-        # The one family whose layers do not ask their configuration which attention to use.
+        # The one family whose layers do not read the attention from their configuration.
         self._gpt_neo: list[Any] = [module for module in modules if isinstance(module, GPTNeoSelfAttention)]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within it the model attends through the shared cache."""
+        """Context in which the model attends through the shared cache."""
         before = [config._attn_implementation for config in self._configs]
         try:
             for config in self._configs:
@@ -92,7 +92,7 @@ class SharedAttention:
 
 
 def _gpt_neo_attention(module: nn.Module) -> Callable[..., tuple[Tensor, None]]:
-    """The attention under GPT-Neo's own name for it: scores are not scaled, and heads come before positions."""
+    """The attention with GPT-Neo's interface: scores are not scaled, and heads come before positions."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, None]:
         output, _ = shared_attention(module, query, key, value, attention_mask, scaling=1.0)
@@ -102,7 +102,7 @@ def _gpt_neo_attention(module: nn.Module) -> Callable[..., tuple[Tensor, None]]:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix products over two batch axes, which ``bmm`` does faster when they are one."""
+    """Matrix products over two batch axes, flattened to one, which is faster in ``bmm``."""
     product: Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
     return product
 
@@ -124,7 +124,7 @@ def _prompt_values(weights: Tensor, prefix: PrefixLayer) -> Tensor:
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Padding is masked above, from the cache: no mask is built for a step."""
+    """No mask: padding is masked above, from the cache."""
 
 
 AttentionInterface.register(NAME, shared_attention)

@@ -1,4 +1,4 @@
-"""Key-value caches for decoding: what a context's samples have in common is stored once.
+"""Key-value caches for decoding, in which the samples of a context share its prompt.
 
 Axes: C contexts, R rows (samples of all contexts), P positions of a prompt, T positions of a row's own, K key-value
 heads, D features of a head.
@@ -18,17 +18,17 @@ from cdpg.models.fast.lookup import give
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """``tensor[rows]`` with a gradient that is the same every time.
+    """``tensor[rows]`` with a reproducible gradient.
 
-    That of indexing adds up what comes back to a row in the order in which threads get there, which changes the last
-    digits; that of an embedding does not.
+    The gradient of indexing sums in the order of the threads, which changes the last digits; that of an embedding does
+    not.
     """
     taken: Tensor = nn.functional.embedding(rows, tensor.flatten(1)).unflatten(1, tensor.shape[1:])
     return taken
 
 
 def select_rows(cache: Any, rows: Tensor) -> None:
-    """Go on with these rows of the cache that a prefix left; a row may be taken several times."""
+    """Select these rows of a prefix's cache; a row may occur several times."""
     halves = ("self_attention_cache", "cross_attention_cache")
     for part in [getattr(cache, half) for half in halves] if hasattr(cache, halves[0]) else [cache]:
         for layer in part.layers:
@@ -40,14 +40,14 @@ def select_rows(cache: Any, rows: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which rows continue which context, laid out so that the rows of a context can meet its prompt in one product."""
+    """The context of each row, in slots such that one product covers all rows of a context and its prompt."""
 
     context: Tensor
     """``[R]``: the context of each row."""
     count: int
     """Contexts."""
     slots: Tensor | None
-    """``[C · width]``: the row in each slot, any row where a slot is empty; None when rows lie in the slots' order."""
+    """``[C · width]``: the row in each slot, any row for an empty slot; None if rows are in the order of the slots."""
     place: Tensor | None
     """``[R]``: the slot of each row."""
 
@@ -80,7 +80,7 @@ class Groups:
 
 @dataclass
 class Shared:
-    """What all layers need to know of the rows; it changes when rows leave."""
+    """Facts on the rows that all layers share; it changes when rows leave."""
 
     groups: Groups
     log_mask: Tensor | None
@@ -110,7 +110,7 @@ class PrefixLayer(CacheLayerMixin):
         give(self, keys)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is left to do."""
+        """Nothing to initialise."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise RuntimeError("a prompt's cache takes no further positions")
@@ -150,7 +150,7 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The buffers are there from the start."""
+        """Nothing to initialise: the buffers exist from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         end = self.length + key_states.shape[-2]
@@ -170,7 +170,7 @@ class RowLayer(CacheLayerMixin):
         return -1
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows: only those that change their place are copied."""
+        """Keep these rows; only rows that change their position are copied."""
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         for buffer in (self.keys, self.values):
             if len(moved):

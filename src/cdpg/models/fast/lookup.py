@@ -1,7 +1,7 @@
-"""From keys to the layer of the cache that they came from.
+"""Finds the cache layer that given keys come from.
 
-A model hands its attention keys and values, not the cache. A layer says here which keys it gave to the model, and the
-attention asks here whose keys it was given.
+A model passes keys and values to its attention, not the cache. A layer registers its keys here, and the attention looks
+up the layer by its keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GivesKeys(Protocol):
 
 
 _LAYERS: WeakValueDictionary[int, GivesKeys] = WeakValueDictionary()
-"""Layers by the identity of the keys that they gave last; a layer that is gone is gone from here, too."""
+"""Layers by the identity of the keys that they returned last; weak references."""
 
 
 def give(layer: GivesKeys, keys: Tensor) -> None:

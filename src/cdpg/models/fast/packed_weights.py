@@ -1,7 +1,7 @@
-"""Faster linear layers while sampling on a CPU: a batch of rows is small, and a weight's layout then matters.
+"""Faster linear layers for sampling on a CPU, where batches are small and the layout of the weights matters.
 
-PyTorch offers oneDNN's own layout under private names alone. They stand here and nowhere else; :func:`packing_works`
-tries them, and where they fail, layers multiply as they always do.
+PyTorch has oneDNN's own layout under private names only. They are used only here; :func:`packing_works` tries them, and
+if they fail, layers multiply as usual.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from transformers.pytorch_utils import Conv1D
 
 @contextmanager
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Within it, float32 linear layers multiply by a copy of their weights in oneDNN's own layout for ``rows`` rows.
+    """Let float32 linear layers use a copy of their weights in oneDNN's layout for ``rows`` rows, within the block.
 
-    For use without gradient and without changing a weight. The copy costs about as much as two to four steps of
-    sampling, and as much memory as the weights; both are gone at the end.
+    For use without gradient and without changes of the weights. The copy takes as long as two to four steps of sampling
+    and as much memory as the weights; it is freed at the end.
     """
     layers = _packable_layers(model)
     try:
@@ -47,7 +47,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[T
 
 @torch.inference_mode()
 def packing_works() -> bool:
-    """Whether the private operators are here and give what the public one gives, on products of one to four rows."""
+    """Whether the private operators exist and agree with the public one, on products of one to four rows."""
     weight, bias = torch.arange(48.0).sin().view(6, 8), torch.arange(6.0)
     features = torch.arange(32.0).cos().view(4, 1, 8)
     try:
@@ -58,12 +58,12 @@ def packing_works() -> bool:
             )
             for rows in (1, 3, 4) for given in (bias, None)
         )  # fmt: skip
-    except Exception:  # another name, another signature: whatever a later PyTorch has changed
+    except Exception:  # a later PyTorch may have other names or signatures
         return False
 
 
 def _packable_layers(model: nn.Module) -> list[Any]:
-    """Layers whose product is known here, and that nobody else has given another ``forward``."""
+    """Linear layers of known types whose ``forward`` is not replaced."""
     found: list[Any] = [m for m in model.modules() if type(m) in (nn.Linear, Conv1D) and "forward" not in vars(m)]
     weights = [(layer, layer.weight) for layer in found if isinstance(layer.weight, Tensor)]
     return [layer for layer, weight in weights if weight.device.type == "cpu" and weight.dtype == torch.float32]
