@@ -165,7 +165,7 @@ class TakesCallbacks:
 
     @property
     def state(self) -> TrainerState:
-        """The state that Hugging Face callbacks read, such as ``global_step`` (an epoch is a step) and ``log_history``."""
+        """The state that Hugging Face callbacks read: ``global_step`` (an epoch is a step), ``log_history``, …"""
         return self._callbacks.state
 
     def add_callback(self, callback: Any) -> None:

@@ -39,8 +39,8 @@ def _step(rollout: Rollout, step: RefusedStep) -> dict[str, Any]:
     count = rollout.samples.lengths.numel()
     own = [row - first for row in step.rows.tolist() if first <= row < first + count]
     return {
-        "loss": _told(step.loss),
-        "grad_norm": _told(step.grad_norm),
+        "loss": _json_number(step.loss),
+        "grad_norm": _json_number(step.grad_norm),
         "weights_finite": step.weights_finite,
         "samples": [_sample(rollout, step, row) for row in own],
     }
@@ -51,7 +51,7 @@ def _sample(rollout: Rollout, step: RefusedStep, row: int) -> dict[str, Any]:
     context, sample = divmod(row, samples.shape[1])
 
     def of(tensor: Tensor) -> Any:
-        return _told(float(rollout.own(tensor)[row]))
+        return _json_number(float(rollout.own(tensor)[row]))
 
     return {
         "row": samples.contexts[context].row,
@@ -64,10 +64,10 @@ def _sample(rollout: Rollout, step: RefusedStep, row: int) -> dict[str, Any]:
         "log_a": of(rollout.log_a),
         "log_ratio": of(rollout.log_ratio),
         "log_z": of(rollout.log_z[:, None].expand_as(rollout.b)),
-        "weight": None if step.weights is None else _told(float(step.weights[row])),
+        "weight": None if step.weights is None else _json_number(float(step.weights[row])),
     }
 
 
-def _told(number: float) -> float | str:
+def _json_number(number: float) -> float | str:
     """A number, or NaN and infinities as text, since JSON does not have them."""
     return number if math.isfinite(number) else str(number)

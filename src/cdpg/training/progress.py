@@ -113,7 +113,7 @@ class Progress:
         self.working(message)
 
     def _is_due(self, epoch: int, now: float) -> bool:
-        """Whether to show a line: the first, the last, and others every 5 s or every twentieth of the run, the rarer."""
+        """Whether to show a line: the first, the last, others every 5 s or every twentieth of the run, the rarer."""
         if self._shown_epoch is None or epoch >= self._total:
             return True
         epochs_due = epoch - self._shown_epoch >= self._total / _LINES_PER_RUN
