@@ -23,7 +23,7 @@ class RunEvaluations:
         self._evaluator, self._policy, self._about = evaluator, policy, about
         self._known, self._weights = EvaluationCache(), ""
         self.seconds_per_context: float | None = None
-        """Seconds of the last evaluation during training; None before the first."""
+        """Of the last evaluation during training; None before the first."""
 
     def after_epoch(self, epoch: int, check_stop: Callable[[], None] = never_stop) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
