@@ -24,7 +24,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """Ancestral samples of a model with their verdicts, scores and measurements; contexts are those of all processes."""
+    """Ancestral samples of a model with verdicts, scores and measurements; contexts are those of all processes."""
 
     contexts: tuple[Context, ...]
     blocks: tuple[Rollout, ...]

@@ -138,7 +138,7 @@ def expanded_tail(contexts: int) -> float:
 
 @lru_cache(maxsize=64)
 def student_quantile(freedom: int, confidence: float) -> float:
-    """t with P(|T| ≤ t) = ``confidence`` for Student's t distribution with that many degrees of freedom, by bisection."""
+    """t with P(|T| ≤ t) = ``confidence`` for Student's t with ``freedom`` degrees of freedom, by bisection."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):  # more than the precision of a double
         middle = (low + high) / 2

@@ -3,7 +3,8 @@
 Every method is one loop with a different coefficient, ``θ ← θ + α · w(x,c) · ∇log π(x|c)``. A new one of that kind is
 a subclass of :class:`WeightedMethod` with one function, ``weights``.
 
-A method is pure: its state goes into :meth:`Method.epoch_loss` and comes out of it. Nothing here loads torch, so that settings and methods can be listed at once.
+A method is pure: its state goes into :meth:`Method.epoch_loss` and comes out of it. Nothing here loads torch, so that
+settings and methods can be listed at once.
 """
 
 from __future__ import annotations
