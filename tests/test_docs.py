@@ -108,9 +108,9 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 def pages_with(what: Callable[[Path], Any]) -> pytest.MarkDecorator:
     """The pages that hold something to test, and there must be some."""
-    found = [page for page in PAGES if what(page)]
+    found = [page for page in (*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md") if what(page)]
     assert found
-    return pytest.mark.parametrize("page", found, ids=[str(page.relative_to(DOCS)) for page in found])
+    return pytest.mark.parametrize("page", found, ids=[str(page.relative_to(ROOT)) for page in found])
 
 
 @pages_with(lambda page: list(commands(page)))
@@ -124,10 +124,23 @@ def test_commands_have_the_options_that_there_are(page: Path) -> None:
             assert words[0] in TASKS or words[0].endswith(".yaml")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def named_files(page: Path) -> list[str]:
+    """Python files that the text names with their folder."""
+    return re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))
+
+
+@pages_with(named_files)
 def test_files_that_the_text_names_are_there(page: Path) -> None:
-    named = re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))
-    assert [name for name in named if not any((root / name).is_file() for root in (ROOT, ROOT / "src/cdpg"))] == []
+    roots = (ROOT, ROOT / "src" / "cdpg")
+    assert [name for name in named_files(page) if not any((root / name).is_file() for root in roots)] == []
+
+
+@pages_with(formulas)
+def test_formulas_can_be_read_on_github(page: Path) -> None:
+    """There Markdown takes the backslash of an escaped mark away, and a formula in a line must not be broken."""
+    for formula in formulas(page):
+        assert not re.search(r"\\[^A-Za-z]", formula), formula
+        assert formula.startswith("$$\n") or "\n" not in formula, formula
 
 
 @pages_with(lambda page: ">>> " in page.read_text(encoding="utf-8"))
