@@ -116,7 +116,7 @@ class Universe:
             number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool) if valid is None else valid,
             failed=torch.zeros_like(b, dtype=torch.bool), log_q=log_q, log_a=log_a,
             lengths=self.samples.lengths, samples=self.samples,
-            token_log_a=torch.zeros_like(self.samples.token_log_q), first_context=0, total=lambda tensor: tensor,
+            token_log_a=torch.zeros_like(self.samples.token_log_q), first_context=0,
         )  # fmt: skip
 
     def gradient(self, model: LanguageModel, coefficients: Tensor, tokens_per_pass: int = 300) -> Tensor:

@@ -64,7 +64,7 @@ def make_epoch(number: int = 7) -> Rollout:
         failed=torch.from_numpy(FAILED), log_q=torch.from_numpy(LOG_Q),
         log_a=torch.from_numpy(LOG_A), lengths=torch.from_numpy(LENGTHS), samples=samples,
         token_log_a=torch.zeros(CONTEXTS, SAMPLES, TOKENS, dtype=torch.float64), first_context=0,
-        total=lambda tensor: tensor, failures=FAILURES,
+        failures=FAILURES,
         checks={"failed_timeout": 5, "failed_died": 2, "exhausted_memory": 3, "exhausted_size": 1},
     )  # fmt: skip
 

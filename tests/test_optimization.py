@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cdpg import CDPGConfig
 from cdpg.errors import RunError
-from cdpg.methods import CDPG, Method, State, WeightedMethod, make_method
+from cdpg.methods import CDPG, EpochLoss, Method, State, WeightedMethod, make_method
 from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.rng import UniformStream
 from cdpg.models.tabular import TabularModel
@@ -374,6 +374,22 @@ def test_a_method_s_own_parameters_are_trained_along_with_the_policy() -> None:
 def test_adam_is_fused_where_the_device_has_it() -> None:
     optimizer = make_optimizer(list(table(0).module.parameters()), CDPGConfig())
     assert optimizer.defaults["fused"] is True
+
+
+def test_a_method_may_sum_over_all_processes() -> None:
+    summed = []
+
+    class Summing(CDPG):
+        def epoch_loss(self, *given: Any) -> EpochLoss:
+            summed.append(given[4](torch.tensor([1.0, 2.0])).tolist())
+            return super().epoch_loss(*given)
+
+    class Four(Alone):
+        def total(self, tensor: Tensor) -> Tensor:
+            return 4 * tensor
+
+    update(make_updater(table(0), Summing(CDPGConfig()), Four()), make_epoch())
+    assert summed == [[4.0, 8.0]]
 
 
 def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:

@@ -91,7 +91,7 @@ class Drawn:
         return Rollout(
             number=0, b=b, valid=valid, failed=failed, log_q=log_q, log_a=log_a, lengths=lengths, samples=samples,
             token_log_a=empty,
-            first_context=0, total=lambda tensor: tensor,
+            first_context=0,
         )  # fmt: skip
 
 

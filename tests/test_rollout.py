@@ -222,10 +222,3 @@ class AtAB:
 def test_samples_end_where_the_stop_rule_says(epoch: Rollout) -> None:
     texts = [text for row in collect(rollout(stop=AtAB())).samples.texts for text in row]
     assert texts == [text.partition("b")[0] for row in epoch.samples.texts for text in row]
-
-
-def test_sums_are_those_of_all_processes() -> None:
-    def doubled(processes: Processes) -> list[float]:
-        return collect(rollout(processes)).total(torch.tensor([1.0, 2.0])).tolist()
-
-    assert side_by_side(2, doubled) == [[2.0, 4.0]] * 2

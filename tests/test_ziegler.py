@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cdpg import CDPGConfig
 from cdpg.methods import EpochLoss
+from cdpg.methods.base import of_one_process
 from cdpg.methods.ziegler import (
     Ziegler,
     adapted_beta,
@@ -97,7 +98,7 @@ def make_epoch(policy: LanguageModel, base: LanguageModel) -> tuple[Universe, Ro
     epoch = Rollout(
         number=1, b=b, valid=torch.ones_like(b, dtype=torch.bool), failed=torch.zeros_like(b, dtype=torch.bool),
         log_q=samples.log_q, log_a=token_log_a.sum(dim=2),
-        lengths=samples.lengths, samples=samples, token_log_a=token_log_a, first_context=0, total=lambda t: t,
+        lengths=samples.lengths, samples=samples, token_log_a=token_log_a, first_context=0,
     )  # fmt: skip
     return universe, epoch
 
@@ -109,8 +110,8 @@ class Run:
         self.method = Ziegler(config)
         self.value_head, self.state = self.method.make_module(policy), self.method.begin()
 
-    def epoch(self, rollout: Rollout, policy: LanguageModel) -> EpochLoss:
-        found = self.method.epoch_loss(self.state, rollout, policy, self.value_head)
+    def epoch(self, rollout: Rollout, policy: LanguageModel, total: Any = of_one_process) -> EpochLoss:
+        found = self.method.epoch_loss(self.state, rollout, policy, self.value_head, total)
         self.state = found.state
         return found
 
@@ -330,8 +331,8 @@ def test_advantages_are_whitened_over_all_processes() -> None:
     whole = [plain.returns[row, t] - plain.old[row, t] for row in range(2 * M) if plain.valid[row]
              for t in range(len(plain.tokens[row]))]  # fmt: skip
     others = torch.tensor([float(len(whole)), sum(whole), sum(x * x for x in whole)], dtype=torch.float64)
-    epoch = uneven_epoch(table(1), table(2), share=range(2, N), total=lambda own: own + others)
-    sample_loss = run.epoch(epoch, policy).samples
+    epoch = uneven_epoch(table(1), table(2), share=range(2, N))
+    sample_loss = run.epoch(epoch, policy, lambda own: own + others).samples
     assert sample_loss.normalizer == TOKENS
     loss = accumulate(policy, sample_loss, epoch, torch.arange(3 * M), 1.0, tokens_per_pass=50)
     expected, *_ = plain.gradient(policy, HEAD, BIAS, range(2 * M, N * M), 1.0)

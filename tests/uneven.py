@@ -7,7 +7,7 @@ proposal and base are three different tables, so that no two of log π, log q an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -82,7 +82,6 @@ def uneven_epoch(
     number: int = 1,
     seed: int = 0,
     share: range = range(N),
-    total: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     b: Array = B,
     valid: Array | NDArray[np.bool_] = VALID,
 ) -> Rollout:
@@ -112,7 +111,6 @@ def uneven_epoch(
         samples=samples,
         token_log_a=torch.from_numpy(log_a[share.start : share.stop].copy()),
         first_context=share.start,
-        total=total,
     )
 
 

@@ -10,7 +10,7 @@ settings and methods can be listed at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,8 +22,15 @@ if TYPE_CHECKING:
     from cdpg.models.base import LanguageModel, TokenScores
     from cdpg.rollout.rollout import Rollout
 
+    Total = Callable[[Tensor], Tensor]
+
 State = Mapping[str, float]
 """The state of a method between epochs, beside parameters; checkpoints store it as JSON."""
+
+
+def of_one_process(tensor: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, where there is one."""
+    return tensor
 
 
 class SampleLoss(ABC):
@@ -76,9 +83,17 @@ class Method(ABC):
 
     @abstractmethod
     def epoch_loss(
-        self, state: State, rollout: Rollout, policy: LanguageModel, module: nn.Module | None = None
+        self,
+        state: State,
+        rollout: Rollout,
+        policy: LanguageModel,
+        module: nn.Module | None = None,
+        total: Total = of_one_process,
     ) -> EpochLoss:
-        """The loss of the epoch's samples, from the state after the epoch before; ``module`` is its own, if any."""
+        """The loss of the epoch's samples, from the state after the epoch before.
+
+        ``module`` is the method's own, if any; ``total`` sums a tensor over all processes.
+        """
 
 
 class WeightedMethod(Method):
@@ -100,7 +115,12 @@ class WeightedMethod(Method):
         return {}
 
     def epoch_loss(
-        self, state: State, rollout: Rollout, policy: LanguageModel, module: nn.Module | None = None
+        self,
+        state: State,
+        rollout: Rollout,
+        policy: LanguageModel,
+        module: nn.Module | None = None,
+        total: Total = of_one_process,
     ) -> EpochLoss:
         state = self.advance(state, rollout)
         loss = WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy)

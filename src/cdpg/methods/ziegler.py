@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import EpochLoss, Method, SampleLoss, State
+from cdpg.methods.base import EpochLoss, Method, SampleLoss, State, of_one_process
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from cdpg.methods.base import Total
     from cdpg.models.base import LanguageModel, TokenScores
     from cdpg.rollout.rollout import Rollout
 
@@ -100,7 +101,12 @@ class Ziegler(Method):
         return value_head
 
     def epoch_loss(
-        self, state: State, rollout: Rollout, policy: LanguageModel, module: nn.Module | None = None
+        self,
+        state: State,
+        rollout: Rollout,
+        policy: LanguageModel,
+        module: nn.Module | None = None,
+        total: Total = of_one_process,
     ) -> EpochLoss:
         import torch
 
@@ -112,7 +118,7 @@ class Ziegler(Method):
         values = old_values(value_head, rollout, policy, self.config.tokens_per_pass)
         rewards = token_rewards(rollout.own(rollout.b), log_q, log_a, lengths, beta)
         advantage = advantages(rewards, values, mask, self.settings.ziegler_gae_lambda)
-        white = whiten(advantage, mask, rollout.total)
+        white = whiten(advantage, mask, total)
         kl = float((rollout.log_q - rollout.log_a)[rollout.valid].mean())
         return EpochLoss(
             PPOLoss(self.settings, value_head, rollout, Tokens(log_q, values, advantage + values, white, mask)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -42,8 +42,6 @@ class Rollout:
     """``[context, sample, token]``: the base's log-probabilities of this process's tokens."""
     first_context: int
     """Index of this process's first context."""
-    total: Callable[[Tensor], Tensor]
-    """Sum of a tensor over all processes."""
     checks: Mapping[str, int] = field(default_factory=dict)
     """Counts over all processes, such as ``failed_timeout`` and ``exhausted_cpu``: failed and exhausted checks."""
     failures: Mapping[int, CheckFailure] = field(default_factory=dict)

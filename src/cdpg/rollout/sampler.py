@@ -121,7 +121,6 @@ class Sampler:
             samples=samples,
             token_log_a=token_log_a,
             first_context=share.start,
-            total=self.processes.total,
             checks=self._counted(checked),
             failures=checked.failures,
         )

@@ -126,7 +126,7 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(rollout.number)
         with self._memory():
-            epoch = self.method.epoch_loss(state, rollout, self.policy, self.module)
+            epoch = self.method.epoch_loss(state, rollout, self.policy, self.module, self.processes.total)
         sample_loss = epoch.samples
         samples = rollout.b.numel()
         batch_size = self.config.batch_size or samples
