@@ -1,0 +1,1 @@
+"""Contexts: reading, checking, splitting and the order of drawing."""

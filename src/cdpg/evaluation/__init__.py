@@ -1,0 +1,1 @@
+"""Evaluation of models on held-out contexts: metrics with intervals."""

@@ -1,0 +1,1 @@
+"""Jobs: runs and comparisons as commands and configuration files describe them."""

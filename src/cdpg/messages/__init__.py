@@ -1,0 +1,1 @@
+"""Words of messages: suggestions for names, terms by caller, safe text."""

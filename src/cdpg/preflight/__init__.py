@@ -1,0 +1,1 @@
+"""Checks before a run: samples of the base, advice, and a forecast."""

@@ -1,0 +1,1 @@
+"""Rollouts: an epoch's samples with verdicts and scores."""

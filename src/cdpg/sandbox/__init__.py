@@ -1,0 +1,1 @@
+"""Worker processes for functions that may hang or crash."""

@@ -1,0 +1,1 @@
+"""The files of a run: atomic, locked, and checked when read."""

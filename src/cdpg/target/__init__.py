@@ -1,0 +1,1 @@
+"""The target p_c ∝ a · b: partition function, importance weights and divergences; mathematics only."""
