@@ -194,7 +194,7 @@ def test_a_folder_of_a_model_and_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_base_under_new_adapters_has_the_digest_of_the_model_alone(tmp_path: Path) -> None:
-    """Which checkpoints bear: it stays what it is."""
+    """The parameters' names, which checkpoints contain, stay the same."""
     plain = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in tiny.make_model("llama").parameters()))
     for adapters in (None, peft.LoraConfig(target_modules=Q), peft.LoraConfig(target_modules=Q, use_dora=True)):
         trainer = make(tmp_path, tiny.make_model("llama"), adapters)
@@ -233,7 +233,7 @@ def test_settings_ask_for_the_adapters_that_peft_would_be_given(tmp_path: Path) 
         ({"lora_rank": 4, "lora_target_modules": ["nosuch"]}, None, "the model cannot be given these adapters: Target"),
     ],
 )
-def test_what_cannot_be_had_is_told(tmp_path: Path, settings: dict[str, Any], adapters: Any, message: str) -> None:
+def test_what_cannot_be_had_is_reported(tmp_path: Path, settings: dict[str, Any], adapters: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(tmp_path, tiny.make_model("llama"), adapters, **settings)
 

@@ -61,7 +61,7 @@ def test_a_chat_model_that_is_sent_plain_text_is_noticed(notices: list[str]) -> 
     assert notices == []
 
 
-def test_a_function_that_takes_completions_for_texts_is_told_what_they_are() -> None:
+def test_a_function_that_takes_completions_for_texts_is_reported_what_they_are() -> None:
     def short(prompts: Any, completions: Any) -> list[bool]:
         return [len(text.split()) < 3 for text in completions]
 

@@ -118,7 +118,7 @@ def test_too_few_contexts_a_step() -> None:
     assert only(advise(stats([0.5] * 16, contexts_per_epoch=2))).level == "fine"  # few, but all that were asked for
 
 
-def test_weights_that_rest_on_few_samples_are_told() -> None:
+def test_weights_that_rest_on_few_samples_are_reported() -> None:
     found = only(advise(stats([0.75] * 16, samples=4)))
     assert found.level == "careful"
     assert "Raise num_generations to 8" in found.text

@@ -434,7 +434,7 @@ def test_sigkill_at_random_moments_loses_nothing(tmp_path: Path) -> None:
 # --- which one a run goes on from ---
 
 
-def test_a_run_goes_on_from_the_newest_whole_one(tmp_path: Path, notices: list[str]) -> None:
+def test_a_run_resumes_from_the_newest_whole_one(tmp_path: Path, notices: list[str]) -> None:
     assert find_checkpoint(tmp_path, True) is None
     assert notices == [f"there is nothing to resume: {str(tmp_path)!r} has no checkpoint; the run begins at the start"]
     notices.clear()
@@ -483,7 +483,7 @@ def test_impossible_numbers_are_refused(tmp_path: Path, epoch: int, keep: int) -
         save_checkpoint(tmp_path, epoch, {}, {}, keep)
 
 
-def test_tensors_that_cannot_be_read_are_told_with_their_folder(
+def test_tensors_that_cannot_be_read_are_reported_with_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path, 1)
@@ -547,7 +547,7 @@ def test_a_checkpoint_of_another_format_says_who_can_read_it(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), OSError("odd")])
-def test_a_folder_that_cannot_be_listed_is_told(
+def test_a_folder_that_cannot_be_listed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     def broken(path: Path) -> Iterator[Path]:

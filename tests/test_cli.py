@@ -364,7 +364,7 @@ def test_the_stop_rule_of_a_run_ends_its_samples(tmp_path: Path, monkeypatch: py
     assert re.findall(r"log-probability \S+, (.*)", CliRunner().invoke(app, words).stdout) == ["1 tokens"] * 3
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_reported() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"cdpg {metadata.version('cdpg')}\n"
 
 

@@ -107,7 +107,7 @@ def test_what_is_no_whole_number_is_refused_after_set(text: str) -> None:
         CDPGConfig.from_mapping(parse_overrides([f"epochs={text}"]))
 
 
-def test_every_value_of_the_wrong_type_is_told_at_once() -> None:
+def test_every_value_of_the_wrong_type_is_reported_at_once() -> None:
     with pytest.raises(UserError, match=r"epochs takes .*; seed takes "):
         CDPGConfig(epochs="many", seed="s")  # type: ignore[arg-type]
 
@@ -287,7 +287,7 @@ def test_a_job_is_a_file_overlaid_by_options_overlaid_by_set(tmp_path: Path) -> 
         ("model", "yes"), ("contexts", "[a]"), ("eval_contexts", "2024"),
     ],
 )  # fmt: skip
-def test_a_text_after_set_is_taken_as_it_stands(key: str, text: str) -> None:
+def test_a_text_after_set_is_taken_literally(key: str, text: str) -> None:
     given = {"model": "m", "contexts": "c.csv", "constraint": "m:f"}
     job = Job.from_mapping(gather(None, given, [f"{key}={text}"]))
     assert getattr(job, key) == text
@@ -325,6 +325,6 @@ def test_what_is_no_text_in_a_file_is_refused(tmp_path: Path, line: str, message
     assert message in str(error.value)
 
 
-def test_what_is_no_text_is_told_with_all_else() -> None:
+def test_what_is_no_text_is_reported_with_all_else() -> None:
     with pytest.raises(UserError, match=r"unknown setting 'epoch'.*; model takes text.*; contexts must be given"):
         Job.from_mapping({"model": True, "epoch": 3, "constraint": "m:f"})

@@ -393,7 +393,7 @@ def _page(run: Path) -> str:
     return write_report([run], run / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_short_run_that_moved_away_is_told_so_first_and_not_called_level(tmp_path: Path) -> None:
+def test_a_short_run_that_moved_away_is_reported_first_and_not_called_level(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=10)
     content = json.loads((run / "evaluation.json").read_text())
     content["base"][POOLED] = {"mean": 1.35, "low": 1.1, "high": 1.6}
@@ -408,7 +408,7 @@ def test_a_short_run_that_moved_away_is_told_so_first_and_not_called_level(tmp_p
     assert "levelled off" not in text and "stands out" not in text
 
 
-def test_a_run_that_learnt_nothing_is_told_so_before_anything_else(tmp_path: Path) -> None:
+def test_a_run_that_learnt_nothing_is_reported_first(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=10)
     records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     nothing = {"coverage": 0.0, "satisfaction": 0.0, "ess": None, "steps": 0, "steps_skipped": 1}

@@ -127,7 +127,7 @@ def test_within_a_run_s_folder_what_is_not_its_own_needs_a_name(
     assert not is_new(Path("evaluation.json"))
 
 
-def test_held_out_contexts_that_have_changed_are_told_and_not_taken_for_the_run_s(
+def test_held_out_contexts_that_have_changed_are_reported_and_not_taken_for_the_run_s(
     place: Path, evaluate: Evaluate
 ) -> None:
     (place / "held_out.txt").write_text("two dogs\nthree cats\nfour cats\n", encoding="utf-8")

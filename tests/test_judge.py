@@ -124,7 +124,7 @@ def test_a_chat_prompt_is_answered_by_a_message() -> None:
     assert judge(check, contexts=chat) == [1.0, 1.0]
 
 
-def test_an_exception_is_told_with_its_line() -> None:
+def test_an_exception_is_reported_with_its_line() -> None:
     def broken(prompts: Any, completions: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("oops")
 

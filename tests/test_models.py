@@ -266,7 +266,7 @@ def test_a_missing_model_is_the_user_s_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["./nope", "../nope", "/nope", "~/nope", "nope/", "runs/nope"])
-def test_a_misspelt_path_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_misspelt_path_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "runs" / "nape").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url: pytest.fail("the hub is asked"))

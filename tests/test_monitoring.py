@@ -251,7 +251,7 @@ def test_nothing_applying_ends_a_run_in_its_first_epoch_alone(tmp_path: Path) ->
     assert log(tmp_path).problem(nothing(2)) is None, "also the first epoch of a run that is continued"
 
 
-def test_a_later_epoch_to_which_nothing_applies_is_told_once_and_counted_at_the_end(
+def test_a_later_epoch_to_which_nothing_applies_is_reported_once_and_counted_at_the_end(
     tmp_path: Path, notices: list[str]
 ) -> None:
     failures, metrics = log(tmp_path), JsonlFile(tmp_path / "metrics.jsonl")

@@ -409,7 +409,7 @@ def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:
     assert sorted(seen) == list(range(2 * M))
 
 
-def test_memory_that_runs_out_is_told_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_reported_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*arguments: Any, **options: Any) -> Any:
         raise MemoryError
 

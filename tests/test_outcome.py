@@ -205,7 +205,7 @@ def test_outputs_are_shown_with_their_verdicts() -> None:
     assert first == {"text": "20", "b": 0.0, "decoding": "ancestral", "token_ids": [2, 1]}
 
 
-def test_a_block_lets_go_of_token_scores() -> None:
+def test_a_block_drops_token_scores() -> None:
     block = without_token_scores(_block(range(2)))
     assert block.token_log_a.isnan().all()
     assert block.samples.token_log_q.isnan().all()

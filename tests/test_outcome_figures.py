@@ -369,7 +369,7 @@ def test_a_model_that_came_nearer_gets_no_such_notice() -> None:
     assert not any("no nearer" in notice for notice in found["notices"])
 
 
-def test_measuring_that_failed_is_told_with_its_kinds() -> None:
+def test_measuring_that_failed_is_reported_with_its_kinds() -> None:
     outcome = BASE.outcome(unmeasured=Counter({"timeout": 1200, "memory": 3}))
     notices = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})["notices"]
     assert notices[-1] == (

@@ -255,7 +255,7 @@ def test_runs_with_other_settings_are_lines_of_their_own(tmp_path: Path) -> None
     assert study.groups[0].style == STYLES["cdpg"] != study.groups[1].style
 
 
-def test_runs_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_runs_whose_long_names_begin_alike_are_reported_apart(tmp_path: Path) -> None:
     names = [f"translation-numbers-of-europarl-rate-{rate}" for rate in ("1e-4", "1e-5")]
     for name, rate in zip(names, (1e-4, 1e-5), strict=True):
         run = run_folder(tmp_path / name, epochs=20)
@@ -272,7 +272,7 @@ def test_runs_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> Non
     assert list(charts["frequency-compile-outcome"]["values"]) == ["base", *labels]
 
 
-def test_seeds_whose_long_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_seeds_whose_long_names_begin_alike_are_reported_apart(tmp_path: Path) -> None:
     for seed in range(2):
         run_folder(tmp_path / f"a-sentence-to-name-a-run-by-is-long-indeed-seed{seed}", epochs=20, seed=seed)
     study = read_study([tmp_path])
@@ -396,7 +396,7 @@ def test_every_table_has_its_csv(page: Page) -> None:
     assert f"Differences from {METHODS[0]}, paired by context" in page.text
 
 
-# Text that nobody vouches for.
+# Untrusted text.
 
 
 def _poison(value: Any) -> Any:
@@ -775,7 +775,7 @@ def _lab(linear: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("sight", _SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
-def test_methods_are_told_apart_by_every_kind_of_sight(sight: str, page: str) -> None:
+def test_methods_are_reported_apart_by_every_kind_of_sight(sight: str, page: str) -> None:
     styles = [BASE, *STYLES.values()]
     seen = [_lab(_SIGHT[sight] @ _linear(style.color if page == "light" else style.dark)) for style in styles]
     nearest = min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))

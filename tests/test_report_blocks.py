@@ -278,7 +278,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compare_folder(tmp_path_factory.mktemp("runs") / "compare", epochs=3)
 
 
-def test_a_comparison_speaks_for_its_block_beside_another_run(compared: Path, other: Path) -> None:
+def test_a_comparison_is_used_for_its_block_beside_another_run(compared: Path, other: Path) -> None:
     first, second = read_studies([compared, other])
     assert "between" in first.evaluation and first.models == ("base", "cdpg", "dpg", "reinforce", "ziegler")
     assert [group.label for group in second.groups] == ["cdpg-seed0"] and "between" not in second.evaluation

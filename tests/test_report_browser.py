@@ -64,7 +64,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(browser: Any, page: Path, width: int = 1200, dark: bool = False) -> None:
-    """Open a page afresh, the reader's own choice of theme forgotten."""
+    """Open a page anew, without a stored theme."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]

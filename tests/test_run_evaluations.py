@@ -81,7 +81,7 @@ def test_of_more_contexts_only_the_rest_is_evaluated_at_the_end(tmp_path: Path, 
     assert whole == apart
 
 
-def test_weights_that_someone_has_changed_are_evaluated_anew(tmp_path: Path, asked: list[int]) -> None:
+def test_weights_that_someone_has_changed_are_evaluated_again(tmp_path: Path, asked: list[int]) -> None:
     class Averages(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **parts: Any) -> None:
             for parameter in model.parameters():

@@ -191,7 +191,7 @@ def test_the_folder_of_checkpoints_is_on_the_disk_before_the_first_of_them(
     assert made[-1] == "sync checkpoints"
 
 
-def test_a_write_that_the_system_cuts_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_the_system_cuts_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data[:7])))
     file = JsonlFile(tmp_path / "f.jsonl")

@@ -1,4 +1,4 @@
-"""Worker processes: whatever a function does, every sample is answered for, and nothing is left behind."""
+"""Worker processes: whatever a function does, every sample gets an answer, and no process is left."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def have_ended(pids: list[int], seconds: float = 5.0) -> bool:
     end = time.monotonic() + seconds
     while any(map(is_alive, pids)) and time.monotonic() < end:
         time.sleep(0.02)
     return not any(map(is_alive, pids))
 
 
-def family(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """A process's descendants."""
     children = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return children + [inner for child in children for inner in family(child)]
+    return children + [inner for child in children for inner in descendants(child)]
 
 
 # Outcomes.
@@ -115,21 +115,21 @@ def test_failures_anywhere_and_many() -> None:
     assert [found.values[place] for place in (1, 4)] == [4, 4]
 
 
-def test_computing_time_is_what_counts_for_a_marked_function() -> None:
-    """A failure by time would be called a timeout."""
+def test_a_text_check_that_spins_exceeds_its_cpu_limit() -> None:
+    """A time limit would give a timeout instead."""
     found = outcome(naughty.of_the_text, ["good", "spin", "good"])
     assert found.failures[1].kind == "cpu"
     assert list(found.failures) == [1]
 
 
-def test_computing_time_is_limited_for_a_marked_function_alone() -> None:
+def test_cpu_time_is_limited_for_text_checks_only() -> None:
     with pool(naughty.computing_left, naughty.computing_left_of_the_text) as made:
         assert made.collect(made.submit(naughty.computing_left, ["x", "y"])).values == [False, False]
         assert made.collect(made.submit(naughty.computing_left_of_the_text, ["x", "y"])).values == [True, True]
         assert made.collect(made.submit(naughty.computing_left, ["x", "y"])).values == [False, False]
 
 
-def test_a_marked_function_that_stands_still_is_late() -> None:
+def test_a_text_check_that_uses_no_cpu_times_out() -> None:
     found = outcome(naughty.of_the_text, ["good", "stop", "good"], limits=Limits(1, 0.5, 128))
     assert {place: failure.kind for place, failure in found.failures.items()} == {1: "timeout"}
     assert found.failures[1].detail == "no answer after 1 s (setting check_seconds)", "twice what others have"
@@ -150,15 +150,17 @@ def let_compute(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
-def test_a_marked_function_that_gets_little_of_a_core_comes_to_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock has run out several times when it has computed for as long as it may."""
+def test_a_text_check_that_gets_little_cpu_reaches_its_cpu_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deadline passes several times before its CPU limit is reached."""
     monkeypatch.setattr(Limits, "wall_seconds", lambda limits, deterministic: 0.2)  # the workers are forked from here
-    before = set(family(os.getpid()))
+    before = set(descendants(os.getpid()))
     with pool(naughty.of_the_text, limits=Limits(1, 0.6, 128), fork=True) as made:
         made.wait_until_ready()
         number = made.submit(naughty.of_the_text, ["spin"])
         started = time.monotonic()
-        while not (workers := [pid for pid in family(os.getpid()) if pid not in before and not is_supervisor(pid)]):
+        while not (
+            workers := [pid for pid in descendants(os.getpid()) if pid not in before and not is_supervisor(pid)]
+        ):
             assert time.monotonic() < started + 60
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # when its computing time is spent
             while True:
@@ -169,7 +171,7 @@ def test_a_marked_function_that_gets_little_of_a_core_comes_to_its_own_limit(mon
 
 
 @pytest.mark.timeout(30)
-def test_a_marked_function_that_computes_without_end_is_not_waited_for_without_end(
+def test_a_text_check_that_removes_its_cpu_limit_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -184,14 +186,14 @@ def test_a_marked_function_that_computes_without_end_is_not_waited_for_without_e
 
 
 def test_memory_is_what_it_would_be_in_a_fresh_worker() -> None:
-    """Whatever the samples before it took: just below the limit it can be had, just above it cannot."""
+    """Independently of earlier samples: an allocation just below the limit succeeds, one just above it fails."""
     needs = ["90", "115", "10", "140", "90", "10", "115", "140", "5", "20", "115", "10000000"]
     found = outcome(naughty.hungry, needs, limits=Limits(workers=1, seconds=5.0, megabytes=128))
     assert found.failures == {}
     assert found.values == [int(need) < 128 for need in needs]
 
 
-def test_memory_that_a_call_gave_back_is_no_gift_to_the_next() -> None:
+def test_memory_freed_by_a_call_does_not_raise_the_limit_of_the_next() -> None:
     with pool(naughty.crumbs, limits=Limits(workers=1, seconds=10.0, megabytes=128)) as made:
         for need in (5, 50, 150, 50, 150):
             found = made.collect(made.submit(naughty.crumbs, [str(need), "5"]))  # two, in a worker that has worked
@@ -209,15 +211,15 @@ def test_a_worker_is_used_again_until_it_fails() -> None:
 
 
 def test_a_worker_whose_function_leaks_is_replaced() -> None:
-    """Little by little: no single call keeps much, and the worker goes before it has half of what it may use."""
+    """No single call leaks much; the worker is replaced before it uses half of its limit."""
     with pool(naughty.pids, limits=Limits(1, 5.0, 128)) as made:
         workers = [made.collect(made.submit(naughty.pids, ["leak 12"])).values[0] for _ in range(15)]
     assert len(set(workers)) > 1
     assert workers[0] == workers[4], "it is used again as long as it holds little"
 
 
-def test_hanging_samples_are_waited_for_side_by_side(tmp_path: Path) -> None:
-    """Each notes how many hang as it begins: more than there are workers for samples that are not suspected."""
+def test_hanging_samples_run_side_by_side(tmp_path: Path) -> None:
+    """Each records how many hang when it starts: more than the workers for new samples."""
     batch = (["good"] * 24 + [f"crowd {tmp_path / 'hanging'}"]) * 8
     with pool(naughty.lengths) as made:
         made.collect(made.submit(naughty.lengths, ["good"] * 64))  # how long one takes is known from here on
@@ -228,15 +230,15 @@ def test_hanging_samples_are_waited_for_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_caller_is_not_kept_waiting() -> None:
-    """What was submitted later is answered while an earlier call hangs, which it does for much longer than this."""
+def test_a_hanging_batch_does_not_delay_others() -> None:
+    """A later batch is answered while an earlier call hangs."""
     with pool(naughty.lengths, limits=Limits(2, 600.0, 128)) as made:
         made.submit(naughty.lengths, ["hang"])
         assert made.collect(made.submit(naughty.lengths, ["good"])).values == [4]
 
 
 def test_overhead_is_small() -> None:
-    """In computing time of all processes, which no other program can make longer."""
+    """In CPU time of all processes, which does not depend on other programs."""
 
     def spent() -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)  # known once they have ended
@@ -253,7 +255,7 @@ def test_overhead_is_small() -> None:
     assert many - few < 1.0  # for 16,384 texts; measured: 0.2
 
 
-def test_what_is_wrong_with_the_function_is_an_error() -> None:
+def test_a_function_without_a_name_is_refused() -> None:
     with pytest.raises(UserError, match="by name"):
         Pool([lambda texts: texts], QUICK)
 
@@ -270,7 +272,7 @@ def test_an_answer_of_the_wrong_shape_fails_the_samples_that_are_alone_to_blame(
     }
 
 
-def test_functions_may_come_later() -> None:
+def test_functions_can_be_added_later() -> None:
     with pool(naughty.lengths) as made:
         assert made.collect(made.submit(naughty.lengths, ["ab"])).values == [2]
         found = made.collect(made.submit(python_code.compile_outcomes, ["x = 1\n", "x = (\n", "x )\n"]))
@@ -294,11 +296,11 @@ def test_a_forked_pool_takes_any_function() -> None:
     assert {place: failure.kind for place, failure in found.failures.items()} == {1: "crashed", 2: "timeout"}
 
 
-# Nothing is left behind, nothing gets out.
+# No process is left, and nothing is printed.
 
 
 def test_what_a_module_started_at_its_import_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children of dead workers go; one that the supervisor has from importing the function is none of them."""
+    """Children of dead workers are killed, but not a child that the function's module started at import."""
     (tmp_path / "with_helper.py").write_text(
         "import os, subprocess\nHELPER = subprocess.Popen(['sleep', '600']).pid\n"
         "def helpers(texts):\n    if 'die' in texts:\n        os._exit(1)\n    return [HELPER] * len(texts)\n"
@@ -323,7 +325,7 @@ def test_children_are_killed_with_their_worker(tmp_path: Path) -> None:
     assert found.failures[0].kind == "timeout"
     children = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(children) >= 2
-    assert gone(children)
+    assert have_ended(children)
 
 
 def test_nothing_is_written_to_standard_output_or_error() -> None:
@@ -355,21 +357,21 @@ def test_workers_end_with_the_trainer(number: int, fork: bool, tmp_path: Path) -
     while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
         assert time.monotonic() < end
         time.sleep(0.02)
-    processes = family(process.pid)
+    processes = descendants(process.pid)
     assert len(processes) >= 4  # the supervisor, a worker, its children
     process.send_signal(number)
     process.wait(20)
     process.stdout.close()
-    assert gone(processes)
+    assert have_ended(processes)
 
 
 @pytest.mark.timeout(30)
 def test_a_supervisor_that_is_killed_is_replaced() -> None:
-    before = set(family(os.getpid()))
+    before = set(descendants(os.getpid()))
     with pool(naughty.lengths) as made:
         made.wait_until_ready()
         number = made.submit(naughty.lengths, ["good", "hang"])
-        (supervisor,) = [pid for pid in family(os.getpid()) if pid not in before and is_supervisor(pid)]
+        (supervisor,) = [pid for pid in descendants(os.getpid()) if pid not in before and is_supervisor(pid)]
         os.kill(supervisor, signal.SIGKILL)
         found = made.collect(number)
     assert found.values[0] == 4
@@ -377,8 +379,8 @@ def test_a_supervisor_that_is_killed_is_replaced() -> None:
 
 
 def test_workers_end_with_a_supervisor_that_is_killed_during_their_calls(tmp_path: Path) -> None:
-    """They hear nothing of it while they are busy: the system has to tell them."""
-    before, busy = set(family(os.getpid())), tmp_path / "busy"
+    """A busy worker does not notice by itself; the system must end it."""
+    before, busy = set(descendants(os.getpid())), tmp_path / "busy"
     busy.touch()
     with pool(naughty.lengths, limits=Limits(2, 600.0, 128)) as made:
         supervisor = supervisor_of(made, before)
@@ -388,9 +390,9 @@ def test_workers_end_with_a_supervisor_that_is_killed_during_their_calls(tmp_pat
             assert time.monotonic() < end
             time.sleep(0.01)
         workers = [int(line) for line in busy.read_text().split()]
-        assert sorted(workers) == sorted(family(supervisor))
+        assert sorted(workers) == sorted(descendants(supervisor))
         os.kill(supervisor, signal.SIGKILL)
-        ended = gone(workers, seconds=20)
+        ended = have_ended(workers, seconds=20)
         for worker in filter(is_alive, workers):
             os.kill(worker, signal.SIGKILL)  # nobody else would
         assert ended
@@ -399,24 +401,24 @@ def test_workers_end_with_a_supervisor_that_is_killed_during_their_calls(tmp_pat
 def supervisor_of(made: Pool, before: set[int]) -> int:
     """The process between this one and the workers of a pool that was made since ``before``."""
     made.wait_until_ready()
-    (supervisor,) = [pid for pid in family(os.getpid()) if pid not in before and is_supervisor(pid)]
+    (supervisor,) = [pid for pid in descendants(os.getpid()) if pid not in before and is_supervisor(pid)]
     return supervisor
 
 
 def test_a_supervisor_that_is_killed_now_and_then_is_replaced_every_time() -> None:
-    before = set(family(os.getpid()))
+    before = set(descendants(os.getpid()))
     with pool(naughty.lengths) as made:
         for _ in range(5):
             os.kill(supervisor_of(made, before), signal.SIGKILL)
             assert made.collect(made.submit(naughty.lengths, ["good"])).values == [4]
 
 
-def test_a_function_that_comes_later_survives_the_supervisor() -> None:
-    before = set(family(os.getpid()))
+def test_a_function_that_was_added_later_survives_the_supervisor() -> None:
+    before = set(descendants(os.getpid()))
     with pool(naughty.lengths) as made:
         supervisor = supervisor_of(made, before)
         os.kill(supervisor, signal.SIGKILL)
-        assert gone([supervisor])
+        assert have_ended([supervisor])
         assert made.collect(made.submit(python_code.ast_nodes_of, ["x = 1\n"])).values == [5]
 
 
@@ -437,7 +439,7 @@ def test_what_a_text_exhausts_is_a_result_and_any_other_failure_is_none() -> Non
         assert failures["crashed"] == 1
 
 
-def test_a_function_that_cannot_be_had_leaves_the_pool_as_it_was(
+def test_a_function_that_cannot_be_imported_leaves_the_pool_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("def lengths(texts):\n    return list(map(len, texts))\n")
@@ -463,13 +465,13 @@ def is_supervisor(pid: int) -> bool:
 
 
 def test_a_pool_that_is_forgotten_ends() -> None:
-    before = set(family(os.getpid()))
+    before = set(descendants(os.getpid()))
     made = Pool([naughty.lengths], QUICK)
     made.collect(made.submit(naughty.lengths, ["good"]))
-    processes = [pid for pid in family(os.getpid()) if pid not in before]
+    processes = [pid for pid in descendants(os.getpid()) if pid not in before]
     assert processes
     del made
-    assert gone(processes)
+    assert have_ended(processes)
 
 
 # Messages.
@@ -572,14 +574,14 @@ def test_a_lambda_is_called_in_a_fork() -> None:
     assert (verdicts.b, notices) == ([1.0, 1.0], [])
 
 
-def test_odd_columns_keep_a_constraint_here() -> None:
+def test_columns_that_are_not_plain_keep_a_constraint_in_process() -> None:
     contexts = [Context("p", {"act": b"bytes"}, 1)] * 2
     verdicts, notices = judged(naughty.constraint, contexts=contexts)
     assert verdicts.b == [1.0, 1.0]
     assert "the column 'act' holds more than texts and numbers" in notices[0]
 
 
-def test_columns_that_turn_odd_leave_what_was_sent_before_to_the_workers(notices: list[str]) -> None:
+def test_columns_that_are_no_longer_plain_leave_what_was_sent_before_to_the_workers(notices: list[str]) -> None:
     judge = Judge(naughty.constraint, QUICK)
     sent = [judge.submit([Context("p", {"act": act}, 1)], ["good"], [[1]]) for act in ("", b"bytes", "")]
     found = [judge.collect(pending).b for pending in sent]
@@ -599,7 +601,7 @@ def test_a_module_that_a_new_process_cannot_import(tmp_path: Path, monkeypatch: 
     assert "RuntimeError: not again" in notices[0]
 
 
-def test_the_surroundings_are_the_same_in_every_call() -> None:
+def test_the_environment_is_the_same_in_every_call() -> None:
     found = outcome(naughty.depth, ["a"] * 100)
     assert len({json.dumps(value) for value in found.values}) == 1
     assert found.values[0] == outcome(naughty.depth, ["a"]).values[0]
@@ -608,7 +610,7 @@ def test_the_surroundings_are_the_same_in_every_call() -> None:
 # What is printed.
 
 
-def told_by(texts: list[str], show: bool) -> list[str]:
+def notices_of(texts: list[str], show: bool) -> list[str]:
     limits = Limits(workers=1, seconds=5.0, megabytes=256, show_output=show)
     with noticed() as notices, closing(Judge(naughty.talkative, limits)) as judge:
         judge.collect(judge.submit([Context("p", {}, 1)] * len(texts), texts, [[1]] * len(texts)))
@@ -617,12 +619,12 @@ def told_by(texts: list[str], show: bool) -> list[str]:
 
 def test_what_a_constraint_prints_is_shown_on_request() -> None:
     start = "naughty:talkative printed: "
-    assert told_by(["a", "b"], show=False) == []
-    assert told_by(["a", "b"], show=True) == [f"{start}judging a[31m", f"{start}judging b[31m"]
+    assert notices_of(["a", "b"], show=False) == []
+    assert notices_of(["a", "b"], show=True) == [f"{start}judging a[31m", f"{start}judging b[31m"]
     # Judged again one by one after the exception, and told once.
-    again = [line.removeprefix(start) for line in told_by(["a", "oops"], show=True)]
+    again = [line.removeprefix(start) for line in notices_of(["a", "oops"], show=True)]
     assert again == ["judging a[31m", "judging oops[31m", "about to raise"]
-    flood = told_by(["flood"], show=True)
+    flood = notices_of(["flood"], show=True)
     assert len(flood) == 21 and flood[-1] == f"{start}… (what follows is not shown)"
 
 
@@ -697,7 +699,7 @@ def test_an_evaluation_leaves_out_and_counts_what_could_not_be_measured(tmp_path
     ]
 
 
-def test_a_run_goes_on_without_its_failed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_continues_without_its_failed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer(tmp_path, naughty.constraint, "exit 4", check_failures=1.0).train()
     records = list(read_jsonl(tmp_path / "metrics.jsonl"))
     assert [record["epoch"] for record in records] == [1, 2, 3, 4]
@@ -765,7 +767,7 @@ def test_epochs_of_few_samples_are_counted_together(tmp_path: Path) -> None:
     assert "the check of every sample" in str(log.too_many(epoch(2, 8, inapplicable=6)))
 
 
-def test_examples_are_spoken_of_only_where_there_are_some(tmp_path: Path, notices: list[str]) -> None:
+def test_examples_are_mentioned_only_if_there_are_some(tmp_path: Path, notices: list[str]) -> None:
     log = FailureLog(tmp_path / "failures.jsonl", 0.05, Processes(Accelerator(cpu=True)))
     metrics = JsonlFile(tmp_path / "metrics.jsonl")
     metrics.append({"epoch": 1, "checks_failed": 0, "checks_exhausted": 2, "checks_exhausted_memory": 2})
@@ -797,12 +799,12 @@ def test_workers_do_not_change_a_run(tmp_path: Path) -> None:
 
 
 def test_no_process_is_left_after_a_run(tmp_path: Path) -> None:
-    before = set(family(os.getpid()))
+    before = set(descendants(os.getpid()))
     made = trainer(tmp_path, naughty.constraint, "hang", check_failures=0.0, epochs=1)
     with pytest.raises(RunError):
         made.train()
-    assert gone([pid for pid in family(os.getpid()) if pid not in before])
-    assert set(family(os.getpid())) <= before
+    assert have_ended([pid for pid in descendants(os.getpid()) if pid not in before])
+    assert set(descendants(os.getpid())) <= before
 
 
 def _environment() -> dict[str, str]:
@@ -817,7 +819,7 @@ def _environment() -> dict[str, str]:
         (naughty.all_at_once, "it returned False, and a list with a value for each completion is expected; "),
     ],
 )
-def test_an_answer_that_does_not_fit_the_batch_is_said_once(
+def test_an_answer_that_does_not_fit_the_batch_is_reported_once(
     constraint: Any, returned: str, limits: Limits | None, notices: list[str]
 ) -> None:
     judge = Judge([naughty.not_empty, constraint], limits)

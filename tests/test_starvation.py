@@ -19,7 +19,7 @@ def warnings(coverage: list[float]) -> list[str | None]:
     return [watch.warning({"coverage": value}) for value in coverage]
 
 
-def test_three_epochs_with_hardly_a_satisfying_sample_are_told_once() -> None:
+def test_three_epochs_with_hardly_a_satisfying_sample_are_reported_once() -> None:
     first, second, third, fourth = warnings([0.0, 0.1, 0.1, 0.0])
     assert first is None
     assert second is None
@@ -29,7 +29,7 @@ def test_three_epochs_with_hardly_a_satisfying_sample_are_told_once() -> None:
     assert fourth is None
 
 
-def test_a_run_that_starves_later_is_told_then() -> None:
+def test_a_run_that_starves_later_is_reported_then() -> None:
     found = warnings([1.0, 1.0, 0.2, 0.0, 0.0, 0.0])
     assert found[:4] == [None] * 4
     assert found[4] is not None  # (0.2 + 0 + 0) / 3
@@ -51,7 +51,7 @@ def test_the_end_looks_at_all_epochs() -> None:
     assert "no context of its 1 epochs" in none
 
 
-def test_a_base_that_nearly_always_satisfies_is_told_once_enough_samples_are_seen() -> None:
+def test_a_base_that_nearly_always_satisfies_is_reported_once_enough_samples_are_seen() -> None:
     watch, told = PlentyWatch(), []
     for epoch, z in enumerate([1.0, 0.98, 1.0, 1.0], start=1):
         told.append(watch.warning({"epoch": epoch, "samples": 60, "satisfaction": z, "z_mean": z}))

@@ -170,7 +170,7 @@ def test_large_files_are_held_out_whole_or_not_at_all(
     assert any("of one file or have one prompt" in text for text in notices) == (files == 1)
 
 
-def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_told(tmp_path: Path, notices: list[str]) -> None:
+def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_reported(tmp_path: Path, notices: list[str]) -> None:
     file, other = tmp_path / "sentences.csv", tmp_path / "other.csv"
     rows = [f"two dogs {number % 40},chiens {number}" for number in range(120)]
     file.write_text("\n".join(["source,reference", *rows]))
@@ -186,7 +186,7 @@ def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_told(tmp_path
     assert any("120 of 120 contexts to evaluate on" in text for text in notices)
 
 
-def test_sentences_without_a_numeral_are_told_and_stay(tmp_path: Path, notices: list[str]) -> None:
+def test_sentences_without_a_numeral_are_reported_and_stay(tmp_path: Path, notices: list[str]) -> None:
     file = tmp_path / "sentences.txt"
     file.write_text("two dogs\nmany cats\ntwenty-one mice\n")
     inputs = job_of("translation-numbers", contexts=str(file)).load()

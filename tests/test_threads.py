@@ -67,7 +67,9 @@ def wait(tasks: Path, seconds: float) -> None:
         (tasks / name / "schedstat").write_text(f"5000 {round(seconds * 1e9)} 3\n")
 
 
-def test_the_share_of_the_time_spent_waiting_for_a_core_is_told(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_the_time_spent_waiting_for_a_core_is_reported(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = iter([100.0, 110.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     watch = CoreWatch(tasks)

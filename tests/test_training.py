@@ -137,7 +137,7 @@ def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, me
 
 class _Quiet:
     def working(self, message: str) -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
 
 def test_the_base_scores_satisfying_samples_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,7 +531,7 @@ def test_settings_may_be_a_dictionary_and_constraints_names(tmp_path: Path) -> N
         ({"model": None}, "model is None: pass a hub id"),
     ],
 )
-def test_what_the_trainer_cannot_use_is_told_in_a_sentence(changed: dict[str, Any], message: str) -> None:
+def test_what_the_trainer_cannot_use_is_reported_in_a_sentence(changed: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"model": "code-tiny", "constraints": has_a, "train_dataset": CONTEXTS, **changed}
     with pytest.raises(UserError, match=re.escape(message)):
         CDPGTrainer(**given)
@@ -585,7 +585,7 @@ class Stops(TrainerCallback):
         control.should_training_stop = state.epoch == 1
 
 
-def test_a_run_that_a_callback_has_stopped_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+def test_a_run_that_a_callback_has_stopped_continues_when_resumed(tmp_path: Path) -> None:
     trainer = CDPGTrainer(tabular(4), has_a, settings(tmp_path), CONTEXTS, callbacks=[Stops])
     assert trainer.train()["epoch"] == 1
     assert trainer.train(resume_from_checkpoint=True)["epoch"] == 4

@@ -197,7 +197,7 @@ def test_figures_that_round_to_zero_have_no_sign() -> None:
     assert "| 0.000 (-0.001 to 0.000) |" in text
 
 
-def test_a_plan_without_an_evaluation_speaks_of_none(
+def test_a_plan_without_an_evaluation_mentions_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -368,7 +368,7 @@ def test_the_target_of_the_kl_counts() -> None:
     assert found.state["beta"] == pytest.approx(0.3 * (1 + 0.1 * VALID.sum() / 200), rel=1e-9)
 
 
-def test_a_kl_that_is_no_number_leaves_beta_alone() -> None:
+def test_a_kl_that_is_not_finite_leaves_beta_unchanged() -> None:
     run, epoch = Run(CDPGConfig(**SETTINGS), table(0)), uneven_epoch(table(1), table(2))
     epoch.log_a[0, 0] = math.nan
     found = run.epoch(epoch, table(0))

@@ -56,7 +56,7 @@ def fill_up(folder: Path, free: int) -> Path:
 
 
 def run_out_of_space(keeper: Keeper, disk: Path, log_folder: Path, free: int, expected: dict[str, Any]) -> bool:
-    """Whether a run failed for want of space; if so, it said so, lost nothing, and goes on once there is some."""
+    """Whether a run failed because the disk was full; if so, it said so, lost nothing, and resumes with free space."""
     folder = disk / "run"
     shutil.rmtree(folder, ignore_errors=True)
     filler = fill_up(disk, free)
@@ -187,7 +187,7 @@ def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(keeper: Keeper, tmp_path: Path, name: str) -> None:
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(keeper: Keeper, tmp_path: Path, name: str) -> None:
     expected = finish(keeper, tmp_path / "run")
     last = tmp_path / "run" / "checkpoints" / f"epoch-{EPOCHS:06d}"
     damage(last / name, random.Random(name))

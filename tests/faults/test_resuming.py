@@ -129,7 +129,7 @@ def test_another_number_of_threads_is_accepted_aloud(run: Path, capsys: pytest.C
     assert epochs(run) == [1, 2, 3, 4, 5, 6]
 
 
-def test_other_versions_are_told(
+def test_other_versions_are_reported(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     original = provenance.origin
@@ -154,7 +154,7 @@ def test_nothing_changed_and_nothing_told(run: Path, capsys: pytest.CaptureFixtu
         ({"check_seconds": 20.0}, "may be judged otherwise than before: check_seconds was 10.0 and is 20.0"),
     ],
 )
-def test_what_lets_lines_mean_different_things_is_told(
+def test_what_lets_lines_mean_different_things_is_reported(
     tmp_path: Path, change: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path, held_out=CONTEXTS).train()
@@ -230,7 +230,7 @@ def test_on_the_command_line_the_cure_for_a_rate_that_fell_is_to_remove_checkpoi
         ({}, {"decay_epochs": 30}, "fall too early: set decay_epochs to at most 26, or epochs to at least 34"),
     ],
 )
-def test_another_schedule_for_epochs_that_are_done_is_refused_with_a_cure(
+def test_another_schedule_for_epochs_that_are_done_is_refused_with_advice(
     tmp_path: Path, first: dict[str, Any], then: dict[str, Any], cure: str
 ) -> None:
     make(tmp_path, **first).train()
@@ -263,7 +263,7 @@ class Trouble(Exception):
 
 
 def trouble_in(trainer: CDPGTrainer, epoch: int) -> CDPGTrainer:
-    """The trainer, which comes to grief while it collects the samples of an epoch."""
+    """A trainer that fails while it collects the samples of an epoch."""
     collect = trainer._collect
 
     def stub(number: int, *given: Any) -> Any:
@@ -344,7 +344,7 @@ def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
         assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_run_that_goes_on_has_no_model_until_its_new_end(tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_model_until_its_new_end(tmp_path: Path) -> None:
     make(tmp_path, held_out=CONTEXTS).train()
     assert (tmp_path / "model").is_dir()
     assert (tmp_path / "evaluation.json").is_file()

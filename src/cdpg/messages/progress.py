@@ -24,7 +24,7 @@ class SilentProgress:
     """Shows nothing."""
 
     def working(self, message: str) -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
 
 class LineProgress:

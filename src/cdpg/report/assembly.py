@@ -51,17 +51,17 @@ def read_studies(paths: Sequence[Path]) -> tuple[Study, ...]:
     """The studies in some folders, one for each block of the report, in the order of the given runs."""
     found = read_folders(paths)
     blocks = blocks_of(found)
-    speakers = [_comparison_of(block, found) for block in blocks]
+    records = [_comparison_of(block, found) for block in blocks]
     for folder, record in found.comparisons.items():  # a comparison without run folders is a study of its own
         models = mapping(record.get("models"))
         gone = not any(run.path.parent == folder and run.name in models for run in found.runs)
         if (models and gone) or not blocks:
             blocks.append([])
-            speakers.append(record)
-    drafts = [_drafts(block, record) for block, record in zip(blocks, speakers, strict=True)]
+            records.append(record)
+    drafts = [_drafts(block, record) for block, record in zip(blocks, records, strict=True)]
     labels = iter(_labels([draft for block in drafts for draft in block], several=len(blocks) > 1))
     studies = []
-    for place, (block, record, own) in enumerate(zip(blocks, speakers, drafts, strict=True), start=1):
+    for place, (block, record, own) in enumerate(zip(blocks, records, drafts, strict=True), start=1):
         groups = tuple(_styled(own, [next(labels) for _ in own]))
         study = _study(block, record, groups, found.problems if place == 1 else ())
         studies.append(replace(study, key=f"block-{place}-") if len(blocks) > 1 else study)
