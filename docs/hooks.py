@@ -14,7 +14,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from cdpg.cli.settings import field_docstrings
+from cdpg.cli.settings import field_docstrings, setting_docstrings
 from cdpg.config import FIELDS, CDPGConfig
 from cdpg.jobs.job import Job
 from cdpg.tasks import TASKS, known_metrics
@@ -28,7 +28,7 @@ _SOURCE = re.compile(r"\]\((?:\.\./)+src/(cdpg/[\w/]+)\.py\)")
 
 def settings_table() -> str:
     """Every setting with its default and what it means."""
-    texts, defaults = field_docstrings(CDPGConfig), CDPGConfig()
+    texts, defaults = setting_docstrings(), CDPGConfig()
     return _table(
         ("setting", "default", "meaning"),
         [(f"`{name}`", _shown(getattr(defaults, name)), _markdown(texts[name])) for name in FIELDS],

@@ -14,7 +14,6 @@ import torch
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.config import Method
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
@@ -29,7 +28,7 @@ from enumeration import Universe, contexts_of, flat_gradient, tabular
 from test_sandbox import outcome
 
 CONTEXTS = [Context("p", {}, 1), Context("q", {}, 2), Context("r", {}, 3), Context("s", {}, 4)]
-METHODS: tuple[Method, ...] = ("cdpg", "dpg", "reinforce", "ziegler")
+METHODS: tuple[str, ...] = ("cdpg", "dpg", "reinforce", "ziegler")
 
 
 def returning(*values: Any) -> Any:
@@ -121,7 +120,7 @@ def test_calls_share_a_loop() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_gradient_is_that_of_the_other_contexts(method: Method) -> None:
+def test_the_gradient_is_that_of_the_other_contexts(method: str) -> None:
     def gradient(policy: LanguageModel, base: LanguageModel, contexts: list[Context], left_out: list[int]) -> Any:
         universe = Universe.of(policy, contexts)
         log_q, log_a = universe.log_prob(policy), universe.log_prob(base)
@@ -195,7 +194,7 @@ def test_workers_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_epoch_to_which_nothing_applies_changes_nothing(
-    tmp_path: Path, method: Method, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FailureLog, "problem", lambda self, epoch: None)  # as if something had applied before
     trainer = trained(tmp_path, naughty.on_odd, ("even",) * 3, method=method)

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from cdpg import CDPGConfig
-from cdpg.methods import CDPG, DPG, EpochLoss, Reinforce, WeightedMethod
+from cdpg.methods import EpochLoss, WeightedMethod
+from cdpg.methods.cdpg import CDPG
+from cdpg.methods.dpg import DPG
+from cdpg.methods.reinforce import Reinforce
 from cdpg.models.base import LanguageModel
 from cdpg.rollout.rollout import Rollout
 from cdpg.target import partition

@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig
-from cdpg.methods import CDPG, DPG, Reinforce, State, WeightedMethod, Ziegler, make_method
+from cdpg.methods import State, WeightedMethod, make_method
+from cdpg.methods.cdpg import CDPG
+from cdpg.methods.dpg import DPG
+from cdpg.methods.reinforce import Reinforce
+from cdpg.methods.ziegler import Ziegler
 from cdpg.rollout.rollout import Rollout
 from cdpg.training.optimization import accumulate
 from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
@@ -43,7 +47,7 @@ EXPECTED = {
 
 
 def make(name: str) -> WeightedMethod:
-    method = make_method(CDPGConfig(method=name, partition_epsilon=EPSILON))  # type: ignore[arg-type]
+    method = make_method(CDPGConfig(method=name, partition_epsilon=EPSILON))
     assert isinstance(method, WeightedMethod)
     return method
 
@@ -112,7 +116,7 @@ def test_an_infinite_ratio_does_not_spoil_the_running_mean() -> None:
 @pytest.mark.parametrize("name", ["cdpg", "dpg", "reinforce", "ziegler"])
 def test_a_method_changes_nothing(name: str) -> None:
     """The same state and samples give the same loss, state and metrics, however often they are asked for."""
-    method = make_method(CDPGConfig(method=name))  # type: ignore[arg-type]
+    method = make_method(CDPGConfig(method=name))
     state, policy = method.begin(), table(0)
     before, module = dict(state), method.make_module(policy)
     first, second = (method.epoch_loss(state, epoch(), policy, module) for _ in range(2))
@@ -131,7 +135,7 @@ def test_the_log_partition_of_an_epoch() -> None:
 
 def test_a_method_is_made_by_its_name() -> None:
     for name, kind in (("cdpg", CDPG), ("dpg", DPG), ("reinforce", Reinforce), ("ziegler", Ziegler)):
-        method = make_method(CDPGConfig(method=name, ziegler_epochs=3))  # type: ignore[arg-type]
+        method = make_method(CDPGConfig(method=name, ziegler_epochs=3))
         assert type(method) is kind
         assert method.passes == (3 if name == "ziegler" else 1)
         assert method.scores_every_sample == (name == "ziegler")

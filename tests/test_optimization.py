@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from cdpg import CDPGConfig
 from cdpg.errors import RunError
-from cdpg.methods import CDPG, EpochLoss, Method, State, WeightedMethod, make_method
+from cdpg.methods import EpochLoss, Method, State, WeightedMethod, make_method
+from cdpg.methods.cdpg import CDPG
 from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.rng import UniformStream
 from cdpg.models.tabular import TabularModel
@@ -53,7 +54,7 @@ def make_epoch(number: int = 1, share: range = range(N)) -> Rollout:
 
 
 def method(name: str, **settings: Any) -> WeightedMethod:
-    made = make_method(CDPGConfig(method=name, **settings))  # type: ignore[arg-type]
+    made = make_method(CDPGConfig(method=name, **settings))
     assert isinstance(made, WeightedMethod)
     return made
 

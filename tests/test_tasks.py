@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cdpg import constraints
 from cdpg.cli import app
-from cdpg.config import CDPGConfig
+from cdpg.config import FIELDS, CDPGConfig
 from cdpg.errors import UserError
 from cdpg.evaluation.evaluator import Evaluator
 from cdpg.evaluation.metrics import METRICS
@@ -452,11 +452,7 @@ def test_a_comparison_is_continued_where_it_ended(comparison: Path) -> None:
     command = json.loads(before)["command"]
     assert command  # what made it stands in the file
     config = CDPGConfig.from_mapping(
-        {
-            key: value
-            for key, value in gather(comparison / RUNS[0] / "config.yaml", {}, []).items()
-            if key in vars(CDPGConfig())
-        }
+        {key: value for key, value in gather(comparison / RUNS[0] / "config.yaml", {}, []).items() if key in FIELDS}
     )
     assert (config.method, config.seed) == ("cdpg", 0)
 

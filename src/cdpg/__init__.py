@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import cdpg.methods  # noqa: F401 - makes the methods and their settings known
 from cdpg.config import CDPGConfig
 
 if TYPE_CHECKING:

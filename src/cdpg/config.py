@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 import math
-import os
-import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -16,9 +14,11 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.messages.foreign_names import unknown_setting
+from cdpg.messages.nearest import nearest
+from cdpg.values import convert, negative_or_infinite, not_a_share, not_positive, too_small
 
-Method = Literal["cdpg", "dpg", "reinforce", "ziegler"]
 T = TypeVar("T")
+S = TypeVar("S", bound="MethodSettings")
 
 _LEAST_EPSILON = 1e-38
 """Without ε, Adam divides 0 by 0 for a parameter that had no gradient yet."""
@@ -27,15 +27,31 @@ _SEEDS = 2**64
 """Seeds must be smaller: torch accepts no larger one."""
 
 
+@dataclasses.dataclass(frozen=True)
+class MethodSettings:
+    """The settings of one method, if it has any: a subclass, with a default for each, each documented beside it.
+
+    They are set and read as all others are: ``CDPGConfig(ziegler_beta=0.1).ziegler_beta``.
+    """
+
+    def problems(self) -> Iterable[str]:
+        """A sentence for each setting whose value has the right type but is out of range."""
+        return ()
+
+
 def _answers_unknown_names(cls: type[T]) -> type[T]:
     """Report unknown names in Python as in YAML: with a suggestion, and together with all other problems."""
     plain = cls.__init__
 
-    @functools.wraps(plain)  # the signature stays that of the dataclass
-    def init(self: T, /, *values: Any, **settings: Any) -> None:
-        problems = [unknown_setting(key, FIELDS) for key in settings if key not in FIELDS]
+    def init(self: T, /, *given: Any, **settings: Any) -> None:
+        problems = [unknown_setting(key, FIELDS) for key, value in settings.items() if not _is_known(key, value)]
+        own: tuple[MethodSettings, ...] = ()
         try:
-            plain(self, *values, **{key: value for key, value in settings.items() if key in FIELDS})
+            own = _method_settings(settings.get(_PARTS, ()), settings)
+        except UserError as error:
+            problems.append(str(error))
+        try:
+            plain(self, *given, **{key: value for key, value in settings.items() if key in GENERAL}, **{_PARTS: own})
         except UserError as error:
             problems.append(str(error))
         if problems:
@@ -43,6 +59,11 @@ def _answers_unknown_names(cls: type[T]) -> type[T]:
 
     setattr(cls, "__init__", init)  # noqa: B010 - an assignment is what mypy forbids
     return cls
+
+
+def _is_known(key: str, value: Any) -> bool:
+    """Whether it is a setting; ``dataclasses.replace`` gives the methods' settings as they are kept."""
+    return key in FIELDS or (key == _PARTS and isinstance(value, tuple))
 
 
 @_answers_unknown_names
@@ -55,8 +76,8 @@ class CDPGConfig:
     overwrite_output_dir: bool = False
     """Remove an earlier run from ``output_dir`` before a new one begins there; other files stay. A run that is resumed
     removes nothing."""
-    method: Method = "cdpg"
-    """What the gradient is weighted by: ``cdpg``, ``dpg``, ``reinforce`` or ``ziegler`` (PPO)."""
+    method: str = "cdpg"
+    """What the gradient is weighted by."""
     epochs: int = 1000
     """Rounds of sampling, as in the paper; *not* passes over the data."""
     contexts_per_epoch: int = 32
@@ -106,21 +127,6 @@ class CDPGConfig:
     lora_target_modules: tuple[str, ...] = ("all-linear",)
     """Names of the layers that get adapters; by default all linear ones but the output layer."""
 
-    ziegler_beta: float = 0.2
-    """β at the start: the price of a nat of KL(π, a)."""
-    ziegler_target_kl: float = 6.0
-    """The KL(π, a), in nats, that adaptive β steers to."""
-    ziegler_horizon: int = 10_000
-    """Samples over which β adapts."""
-    ziegler_epochs: int = 4
-    """Passes over each epoch's samples."""
-    ziegler_clip: float = 0.2
-    """Clip range of the probability ratio, and of the change of the value estimate."""
-    ziegler_value_weight: float = 0.1
-    """Weight of the value loss."""
-    ziegler_gae_lambda: float = 0.95
-    """λ of the generalised advantage estimate (γ is 1)."""
-
     check_workers: int | None = None
     """Worker processes that judge samples, for each training process; by default one a core, at most 8, shared between
     the training processes of a machine. 0 judges in the training process itself, for a constraint that holds a model on
@@ -167,12 +173,15 @@ class CDPGConfig:
     tokens_per_pass: int = 1280
     """Tokens scored or differentiated at once: memory grows with this, hardly with N·M."""
 
+    method_settings: tuple[MethodSettings, ...] = ()
+    """The settings of every method, each read by its own name."""
+
     def __post_init__(self) -> None:
         """Convert every value to the type of its setting, or raise one error for all invalid values."""
         problems = []
-        for key in FIELDS:
+        for key, expected in GENERAL.items():
             try:
-                object.__setattr__(self, key, _coerce(key, getattr(self, key)))
+                object.__setattr__(self, key, convert(key, getattr(self, key), expected))
             except UserError as error:
                 problems.append(str(error))
         problems = problems or list(_out_of_range(self))
@@ -200,9 +209,27 @@ class CDPGConfig:
         """A copy with some settings changed."""
         return dataclasses.replace(self, **changes)
 
+    def __getattr__(self, name: str) -> Any:
+        for settings in vars(self).get(_PARTS, ()):  # not there yet in a copy that is being made
+            if name in vars(settings):
+                return getattr(settings, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.values()]
+
+    def settings_of(self, kind: type[S]) -> S:
+        """The settings of one method."""
+        return next((settings for settings in self.method_settings if isinstance(settings, kind)), kind())
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by its name, those of the methods last."""
+        general = {key: value for key, value in vars(self).items() if key != _PARTS}
+        return general | {key: value for part in self.method_settings for key, value in vars(part).items()}
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for YAML and JSON."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.values().items()}
 
     @property
     def samples_per_epoch(self) -> int:
@@ -235,13 +262,66 @@ class CDPGConfig:
         return interval > 0 and (epoch % interval == 0 or epoch == self.epochs)
 
 
-FIELDS: dict[str, Any] = typing.get_type_hints(CDPGConfig)
-"""Every setting with its type."""
+_PARTS = "method_settings"
+GENERAL: dict[str, Any] = {key: kind for key, kind in typing.get_type_hints(CDPGConfig).items() if key != _PARTS}
+"""The settings that belong to no method, with their types."""
+FIELDS: dict[str, Any] = dict(GENERAL)
+"""Every setting with its type, those of the methods last."""
+METHOD_SETTINGS: dict[str, type[MethodSettings]] = {}
+"""Every method by its name, with the settings of its own; :mod:`cdpg.methods` fills it."""
 
 
-def no_text(key: str, value: Any, expected: str = "text") -> str:
-    """A sentence on the value of a text setting that YAML read as another type."""
-    return f'{key} takes {expected}, not {value!r}: in YAML, put it in quotes, {key}: "..."'
+def add_method(name: str, settings: type[MethodSettings]) -> None:
+    """Make a method known, and its settings."""
+    fields = typing.get_type_hints(settings)
+    taken = [name] if name in METHOD_SETTINGS else [key for key in fields if key in FIELDS]
+    if taken:
+        raise ValueError(f"{', '.join(map(repr, taken))} is there already: choose other names for {name!r}")
+    METHOD_SETTINGS[name] = settings
+    FIELDS.update(fields)
+    _sign()
+
+
+def remove_method(name: str) -> None:
+    """Undo :func:`add_method`."""
+    for key in typing.get_type_hints(METHOD_SETTINGS.pop(name)):
+        del FIELDS[key]
+    _sign()
+
+
+def _sign() -> None:
+    """Give the constructor a signature with all settings, which is what notebooks offer."""
+    kinds: list[type[Any]] = [CDPGConfig, *METHOD_SETTINGS.values()]
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if kind is CDPGConfig else inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if field.name != _PARTS
+    ]
+    setattr(CDPGConfig, "__signature__", inspect.Signature(parameters))  # noqa: B010 - an assignment is what mypy forbids
+
+
+def _method_settings(before: Iterable[MethodSettings], changes: Mapping[str, Any]) -> tuple[MethodSettings, ...]:
+    """The settings of every method, with those changed that ``changes`` names."""
+    kept, problems, found = {type(settings): vars(settings) for settings in before}, list[str](), []
+    for kind in METHOD_SETTINGS.values():
+        given = dict(kept.get(kind, {}))
+        for key, expected in typing.get_type_hints(kind).items():
+            try:
+                given |= {key: convert(key, changes[key], expected)} if key in changes else {}
+            except UserError as error:
+                problems.append(str(error))
+        made = kind(**given)
+        problems += made.problems()
+        found += [made] if vars(made) else []
+    if problems:
+        raise UserError("; ".join(problems))
+    return tuple(found)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -277,89 +357,29 @@ def parse_overrides(pairs: Iterable[str], texts: Collection[str] = ()) -> dict[s
     return settings
 
 
-def _coerce(key: str, value: Any) -> Any:
-    """``value`` as the type of setting ``key``, or a UserError that says what was expected."""
-    expected = FIELDS[key]
-    options = typing.get_args(expected) if isinstance(expected, types.UnionType) else (expected,)
-    for option in options:
-        try:
-            return _as(option, value)
-        except (TypeError, ValueError, OverflowError):  # OverflowError: infinity as an integer
-            continue
-    raise UserError(no_text(key, value) if expected is str else f"{key} takes {_describe(expected)}, not {value!r}")
-
-
-def _as(kind: Any, value: Any) -> Any:
-    origin = typing.get_origin(kind)
-    if kind is type(None):
-        if value is None:
-            return None
-    elif origin is Literal:
-        if value in typing.get_args(kind):
-            return value
-    elif origin is tuple:
-        items = (
-            [value] if isinstance(value, str) and value != "none" else [] if value in (None, "none") else list(value)
-        )
-        kinds = typing.get_args(kind)
-        if kinds[-1] is Ellipsis:
-            return tuple(_as(kinds[0], item) for item in items)
-        if len(items) == len(kinds):
-            return tuple(_as(inner, item) for inner, item in zip(kinds, items, strict=True))
-    elif kind in (int, float):
-        number = float(value)  # also "1e-5", which YAML 1.1 reads as text
-        if not isinstance(value, bool) and kind is float:
-            return number
-        if not isinstance(value, bool) and number == int(number):
-            # A large number loses digits as a float; int() does not read text such as "1e3".
-            return int(number) if isinstance(value, str) and not value.strip().lstrip("+-").isdigit() else int(value)
-    elif isinstance(value, kind):
-        return value
-    elif kind is str and isinstance(value, os.PathLike) and isinstance(os.fspath(value), str):
-        return os.fspath(value)
-    raise TypeError(kind)
-
-
-def _describe(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
-        return " or ".join(_describe(option) for option in typing.get_args(kind))
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(repr(option) for option in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "a list"
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}[kind]
-
-
 def _out_of_range(config: CDPGConfig) -> Iterable[str]:
     """A sentence for each setting whose value has the right type but is out of range."""
+    if config.method not in METHOD_SETTINGS:
+        near = nearest(config.method, METHOD_SETTINGS)
+        hint = f"; did you mean {near!r}?" if near else ""
+        yield f"method takes {' or '.join(map(repr, METHOD_SETTINGS))}, not {config.method!r}{hint}"
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
-        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "seed": 0, "ziegler_epochs": 1,
-        "ziegler_horizon": 1, "check_workers": 0, "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1,
-        "lora_rank": 1,
+        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "seed": 0, "check_workers": 0,
+        "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1, "lora_rank": 1,
     }  # fmt: skip
-    for key, least in at_least.items():
-        value = getattr(config, key)
-        if value is not None and value < least:
-            yield f"{key} must be at least {least}, not {value}"
+    yield from too_small(config, at_least)
     if config.seed >= _SEEDS:
         yield f"seed must be below 2**64, not {config.seed}"
-    for key in ("learning_rate", "partition_epsilon", "ziegler_beta", "ziegler_value_weight", "adam_epsilon"):
-        value = getattr(config, key)
-        if not 0 <= value < math.inf:
-            yield f"{key} must be a finite number of at least 0, not {value}"
+    yield from negative_or_infinite(config, "learning_rate", "partition_epsilon", "adam_epsilon")
     if config.adam_epsilon < _LEAST_EPSILON:
         yield (
             f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 distinguishes from 0, not "
             f"{config.adam_epsilon}"
         )
-    for key in ("ziegler_target_kl", "ziegler_clip", "check_seconds"):
-        if not 0 < getattr(config, key) < math.inf:
-            yield f"{key} must be above 0 and finite, not {getattr(config, key)}"
-    for key in ("ziegler_gae_lambda", "check_failures"):
-        if not 0 <= getattr(config, key) <= 1:
-            yield f"{key} must lie in [0, 1], not {getattr(config, key)}"
+    yield from not_positive(config, "check_seconds")
+    yield from not_a_share(config, "check_failures")
     if not all(0 <= beta < 1 for beta in config.adam_betas):
         yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
     if config.lora_rank is None and (config.lora_alpha is not None or config.lora_target_modules != ("all-linear",)):

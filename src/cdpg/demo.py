@@ -16,12 +16,11 @@ from rich.table import Table
 from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.config import Method
+from cdpg.methods import METHODS
 from cdpg.models.tabular import TabularModel
 from cdpg.target.target import log_target
 
 CONTEXTS = ("first", "second")
-METHODS: tuple[Method, ...] = ("cdpg", "dpg", "reinforce", "ziegler")
 
 
 def has_an_a(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[bool]:
@@ -49,7 +48,7 @@ def describe(model: TabularModel, base: TabularModel) -> tuple[Tensor, Tensor, T
     return (log_pi.exp() * b).sum(dim=1), to_ideal, (log_pi.exp() * (log_pi - log_a)).sum(dim=1)
 
 
-def tune(method: Method, folder: str) -> TabularModel:
+def tune(method: str, folder: str) -> TabularModel:
     """A run like any other, on the table."""
     config = CDPGConfig(
         output_dir=f"{folder}/{method}", method=method, epochs=300, contexts_per_epoch=2, num_generations=64,
@@ -66,7 +65,7 @@ def main() -> None:
     for column in ("model", "context", "satisfied", "KL(p, π) to the ideal", "KL(π, a) to the base"):
         table.add_column(column, justify="left" if column in ("model", "context") else "right")
     with tempfile.TemporaryDirectory() as folder:
-        models = {"base": base} | {str(method): tune(method, folder) for method in METHODS}
+        models = {"base": base} | {method: tune(method, folder) for method in METHODS}
     for name, model in models.items():
         satisfied, to_ideal, to_base = (figures.tolist() for figures in describe(model, base))
         for i, context in enumerate(CONTEXTS):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
-from cdpg.config import FIELDS, Method
+from cdpg.config import FIELDS
+from cdpg.methods import METHODS
 from cdpg.tasks import TASKS
 
 Offers = list[tuple[str, str]]
@@ -25,7 +25,7 @@ def complete_task(incomplete: str) -> Offers:
 
 def complete_method(incomplete: str) -> list[str]:
     """A method."""
-    return [name for name in get_args(Method) if name.startswith(incomplete)]
+    return [name for name in METHODS if name.startswith(incomplete)]
 
 
 def complete_methods(incomplete: str) -> list[str]:

@@ -15,12 +15,14 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
-from cdpg.config import read_yaml
+from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import UserError
 from cdpg.jobs.job import NEEDED, Job, gather
 from cdpg.messages.nearest import nearest_folder
 from cdpg.messages.notices import launched_as_main, shown_notices
 from cdpg.messages.terms import on_command_line
+from cdpg.messages.text import any_of
+from cdpg.methods import METHODS
 from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import TASKS, find_task
 
@@ -64,7 +66,7 @@ Preset = Annotated[
     str | None,
     typer.Option(help="A task's scale: tiny (offline, the default) or paper.", autocompletion=complete_preset),
 ]
-Method = Annotated[str | None, typer.Option(help="cdpg, dpg, reinforce or ziegler.", autocompletion=complete_method)]
+Method = Annotated[str | None, typer.Option(help=f"{any_of(METHODS)}.", autocompletion=complete_method)]
 Methods = Annotated[str, typer.Option(help="Methods to compare, separated by commas.", autocompletion=complete_methods)]
 Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
 Contexts = Annotated[
@@ -175,7 +177,9 @@ def _job(asked: dict[str, Any], folder: str, to_resume: bool) -> Job:
     if to_resume and task is None and not all(values.get(key) for key in NEEDED):
         values = {**_values_of_run(values.get("output_dir")), **values}
     if values.get("task") and "output_dir" not in values:
-        values["output_dir"] = "runs/" + folder.format(task=values["task"], method=values.get("method") or "cdpg")
+        values["output_dir"] = "runs/" + folder.format(
+            task=values["task"], method=values.get("method") or CDPGConfig.method
+        )
     return Job.from_mapping(values)
 
 

@@ -15,6 +15,8 @@ from rich.text import Text
 from cdpg.cli.options import app
 from cdpg.config import FIELDS, CDPGConfig
 from cdpg.errors import UserError
+from cdpg.messages.text import any_of
+from cdpg.methods import METHODS
 
 
 @app.command()
@@ -32,7 +34,7 @@ def settings(
     found = [name for name in FIELDS if part in name]
     if not found:
         raise UserError(f"no setting has {part!r} in its name: cdpg settings lists all of them")
-    texts, defaults = field_docstrings(CDPGConfig), CDPGConfig()
+    texts, defaults = setting_docstrings(), CDPGConfig()
     table = Table(title="--set SETTING=VALUE", title_justify="left")
     table.add_column("setting", no_wrap=True)
     table.add_column("default", no_wrap=True)
@@ -40,6 +42,15 @@ def settings(
     for name in found:
         table.add_row(name, Text(_shown(getattr(defaults, name))), Text(texts[name].replace("``", "")))
     Console().print(table)
+
+
+def setting_docstrings() -> dict[str, str]:
+    """What every setting means; of ``method``, what each method is."""
+    texts = field_docstrings(CDPGConfig)
+    for method in METHODS.values():
+        texts |= field_docstrings(method.Settings)
+    methods = any_of(f"``{name}`` ({method.description})" for name, method in METHODS.items())
+    return texts | {"method": f"{texts['method'].rstrip('.')}: {methods}."}
 
 
 def field_docstrings(kind: type) -> dict[str, str]:

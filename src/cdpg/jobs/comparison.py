@@ -22,6 +22,7 @@ from cdpg.evaluation.results import BASE, TUNED, Evaluation
 from cdpg.jobs.job import Inputs, Job
 from cdpg.messages.progress import LineProgress, SilentProgress
 from cdpg.messages.terms import term
+from cdpg.methods import make_method
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
 from cdpg.models.transformer import TransformerModel
@@ -69,6 +70,12 @@ def require_place(job: Job, runs: Sequence[ComparisonRun], resume: bool) -> None
     for run in runs:
         if not resume:
             overwriting.require_place(run.folder, run.job.settings.overwrite_output_dir, run.job.inputs().values())
+
+
+def _cost(run: ComparisonRun) -> tuple[bool, int]:
+    """Larger for a run that takes longer than others of as many samples."""
+    method = make_method(run.job.settings)
+    return method.scores_every_sample, method.passes
 
 
 def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[ComparisonRun]:
@@ -165,7 +172,7 @@ def train_side_by_side(
             f"{term('jobs')} starts runs by itself, and a launcher has started several processes already: drop one"
         )
     waiting = [run for run in runs if not (resume and run.is_done())]
-    waiting.sort(key=lambda run: run.method != "ziegler")  # it takes longest: last, it would run alone
+    waiting.sort(key=_cost, reverse=True)  # what takes longest comes first: last, it would run alone
     under_way: dict[str, subprocess.Popen[bytes]] = {}
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdpg.config import FIELDS, CDPGConfig, no_text, parse_overrides, read_yaml
+from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.chats import as_chats
 from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, load_contexts
@@ -23,6 +23,7 @@ from cdpg.models.rng import UniformStream
 from cdpg.system.trackers import require_trackers
 from cdpg.tasks import DEFAULT_PRESET, find_preset, find_task
 from cdpg.tasks.base import Draw, Task, satisfiable
+from cdpg.values import no_text
 
 if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
     from cdpg.models.sampling import StopRule

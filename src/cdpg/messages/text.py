@@ -1,9 +1,10 @@
-"""Text for the terminal: untrusted text made harmless, and durations."""
+"""Text for the terminal: untrusted text made harmless, durations, lists of names."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 _MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
 """Backslashes, and the Rich tag, the bracket or the end that follows them."""
@@ -53,3 +54,9 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def any_of(names: Iterable[str]) -> str:
+    """``a, b or c``."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,21 +1,42 @@
-"""The methods, each in its own file."""
+"""The methods, each in a file of its own: whatever stands in this folder is imported, and registers itself."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import EpochLoss, Method, SampleLoss, State, WeightedMethod
-from cdpg.methods.cdpg import CDPG
-from cdpg.methods.dpg import DPG
-from cdpg.methods.reinforce import Reinforce
-from cdpg.methods.ziegler import Ziegler
+from cdpg.methods.base import (
+    METHODS,
+    EpochLoss,
+    Method,
+    SampleLoss,
+    State,
+    Style,
+    WeightedMethod,
+    register,
+    unregister,
+)
 
 __all__ = [
-    "CDPG", "DPG", "EpochLoss", "Method", "Reinforce", "SampleLoss", "State", "WeightedMethod", "Ziegler",
-    "make_method",
+    "METHODS", "EpochLoss", "Method", "SampleLoss", "State", "Style", "WeightedMethod", "label_of", "make_method",
+    "register", "targets_p", "unregister",
 ]  # fmt: skip
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")
 
 
 def make_method(config: CDPGConfig) -> Method:
     """The method that ``config`` names."""
-    kinds: dict[str, type[Method]] = {"cdpg": CDPG, "dpg": DPG, "reinforce": Reinforce, "ziegler": Ziegler}
-    return kinds[config.method](config)
+    return METHODS[config.method](config)
+
+
+def label_of(name: str) -> str:
+    """What figures and tables call a method; the name itself where it is not known."""
+    return METHODS[name].label if name in METHODS else name
+
+
+def targets_p(name: str) -> bool:
+    """Whether the optimum of a method is the ideal model; not where it is not known."""
+    return name in METHODS and METHODS[name].targets_p

@@ -12,9 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from cdpg.config import CDPGConfig
+from cdpg.config import CDPGConfig, MethodSettings, add_method, remove_method
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,6 +31,18 @@ State = Mapping[str, float]
 def of_one_process(tensor: Tensor) -> Tensor:
     """The sum of a tensor over all processes, where there is one."""
     return tensor
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method, or the base, is drawn."""
+
+    color: str
+    dark: str
+    """The colour on a dark page."""
+    marker: str = "o"
+    dash: tuple[float, ...] = ()
+    """Lengths of dashes and gaps, in line widths; none for an unbroken line."""
 
 
 class SampleLoss(ABC):
@@ -65,8 +77,22 @@ class Method(ABC):
 
     config: CDPGConfig
 
+    name: ClassVar[str]
+    """What ``method`` names it by."""
+    label: ClassVar[str]
+    """What figures and tables call it."""
+    description: ClassVar[str]
+    """One line, as the model card has it."""
+    style: ClassVar[Style]
+    """How figures draw it."""
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    """The settings of its own."""
+    targets_p: ClassVar[bool] = False
+    """Whether its optimum is the ideal model p."""
+    normalizes_per_context: ClassVar[bool] = False
+    """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
     scores_every_sample: ClassVar[bool] = False
-    """Whether the base must score the samples with b = 0 too."""
+    """Whether the base must score, and the gradient needs, the samples with b = 0 too."""
 
     @property
     def passes(self) -> int:
@@ -94,6 +120,24 @@ class Method(ABC):
 
         ``module`` is the method's own, if any; ``total`` sums a tensor over all processes.
         """
+
+
+METHODS: dict[str, type[Method]] = {}
+"""Every method by its name."""
+M = TypeVar("M", bound=type[Method])
+
+
+def register(method: M) -> M:
+    """Make a method known: to settings, commands and reports."""
+    add_method(method.name, method.Settings)
+    METHODS[method.name] = method
+    return method
+
+
+def unregister(name: str) -> None:
+    """Undo :func:`register`."""
+    del METHODS[name]
+    remove_method(name)
 
 
 class WeightedMethod(Method):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cdpg.methods.base import State, WeightedMethod
+from cdpg.methods.base import State, Style, WeightedMethod, register
 from cdpg.target import partition
 
 if TYPE_CHECKING:
@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from cdpg.rollout.rollout import Rollout
 
 
+@register
 class DPG(WeightedMethod):
     """w = P_c(x) / ((Z̄ + ε) q(x|c)), Z̄ the running mean of P_c(x)/q(x|c) over all samples so far.
 
     Its expected gradient weighs each context by Z_c/Z̄: biased as soon as Z_c varies.
     """
+
+    name = label = "dpg"
+    description = "distributional policy gradients with one constant for all contexts"
+    style = Style("#a85d0c", "#e08a4a", "s", (5.0, 1.5))
+    targets_p = True
 
     def begin(self) -> State:
         """The sum of P_c(x)/q(x|c), and over how many samples."""

@@ -8,12 +8,13 @@ head is a linear map of the policy's states that starts at 0 and shares the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from cdpg.config import CDPGConfig
-from cdpg.methods.base import EpochLoss, Method, SampleLoss, State, of_one_process
+from cdpg.config import MethodSettings
+from cdpg.methods.base import EpochLoss, Method, SampleLoss, State, Style, of_one_process, register
+from cdpg.values import negative_or_infinite, not_a_share, not_positive, too_small
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,6 +25,32 @@ if TYPE_CHECKING:
 
 _LARGEST_ERROR = 0.2
 """β changes by at most this share of the samples over the horizon."""
+
+
+@dataclass(frozen=True)
+class ZieglerSettings(MethodSettings):
+    """The settings of PPO."""
+
+    ziegler_beta: float = 0.2
+    """β at the start: the price of a nat of KL(π, a)."""
+    ziegler_target_kl: float = 6.0
+    """The KL(π, a), in nats, that adaptive β steers to."""
+    ziegler_horizon: int = 10_000
+    """Samples over which β adapts."""
+    ziegler_epochs: int = 4
+    """Passes over each epoch's samples."""
+    ziegler_clip: float = 0.2
+    """Clip range of the probability ratio, and of the change of the value estimate."""
+    ziegler_value_weight: float = 0.1
+    """Weight of the value loss."""
+    ziegler_gae_lambda: float = 0.95
+    """λ of the generalised advantage estimate (γ is 1)."""
+
+    def problems(self) -> Iterator[str]:
+        yield from too_small(self, {"ziegler_horizon": 1, "ziegler_epochs": 1})
+        yield from negative_or_infinite(self, "ziegler_beta", "ziegler_value_weight")
+        yield from not_positive(self, "ziegler_target_kl", "ziegler_clip")
+        yield from not_a_share(self, "ziegler_gae_lambda")
 
 
 def token_rewards(b: Tensor, log_q: Tensor, log_a: Tensor, lengths: Tensor, beta: float) -> Tensor:
@@ -74,14 +101,19 @@ def adapted_beta(beta: float, kl: float, target: float, samples: int, horizon: i
     return beta * (1.0 + error * samples / horizon)
 
 
+@register
 class Ziegler(Method):
     """Reward b − β KL(π, a), with the KL penalty at each token and β adapted to a target KL."""
 
+    name = label = "ziegler"
+    description = "PPO with a penalty on the distance from the base"
+    style = Style("#86368c", "#da79c6", "D", (2.0, 1.0))
+    Settings = ZieglerSettings
     scores_every_sample = True
 
     @property
-    def settings(self) -> CDPGConfig:
-        return self.config
+    def settings(self) -> ZieglerSettings:
+        return self.config.settings_of(ZieglerSettings)
 
     @property
     def passes(self) -> int:
@@ -172,7 +204,7 @@ class Tokens:
 class PPOLoss(SampleLoss):
     """The clipped losses of the policy and of the value head, token by token."""
 
-    def __init__(self, settings: CDPGConfig, value_head: nn.Linear, rollout: Rollout, tokens: Tokens) -> None:
+    def __init__(self, settings: ZieglerSettings, value_head: nn.Linear, rollout: Rollout, tokens: Tokens) -> None:
         self.active = rollout.valid.flatten()
         self.normalizer = float(rollout.lengths[rollout.valid].sum())
         self._settings, self._value_head, self._tokens = settings, value_head, tokens

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cdpg.config import Method
+from cdpg.methods import METHODS
 
 ENOUGH = 0.8
 """Share of an epoch's contexts that should have a satisfying sample."""
@@ -33,8 +33,8 @@ Level = Literal["stop", "careful", "fine"]
 class ProbeStatistics:
     """Statistics of samples of the base, M for each of a few contexts."""
 
-    method: Method
-    """The run's method; only ``cdpg`` divides by a mean over a context's own samples."""
+    method: str
+    """The run's method."""
     contexts_per_epoch: int
     """N of the run."""
     samples: int
@@ -210,9 +210,9 @@ def _too_few_covered(stats: ProbeStatistics, expected: float) -> Advice:
         else f"Even {_MAX_SAMPLES:,} samples a context would not cover {ENOUGH:.0%}"
     )
     shrinks = (
-        f", its gradient shrinks by κ = 1-(1-Z)^M (here {expected:.2f} on average), and cdpg loses its advantage over "
-        f"dpg"
-        if stats.method == "cdpg"
+        f", its gradient shrinks by κ = 1-(1-Z)^M (here {expected:.2f} on average), and {stats.method} loses its "
+        f"advantage over dpg"
+        if METHODS[stats.method].normalizes_per_context
         else ""
     )
     return Advice(
@@ -224,15 +224,15 @@ def _too_few_covered(stats: ProbeStatistics, expected: float) -> Advice:
 
 
 def _on_samples(stats: ProbeStatistics) -> list[Advice]:
-    if stats.samples >= _MIN_SAMPLES or stats.method != "cdpg":
+    if stats.samples >= _MIN_SAMPLES or not METHODS[stats.method].normalizes_per_context:
         return []
     return [
         Advice(
             "careful",
-            f"With M = {stats.samples} each weight of cdpg is divided by a mean of {stats.samples} to which it belongs"
-            f": the fewer there are, the less the weights tell of how far the policy has gone from the base, and with "
-            f"M = 1 cdpg is reinforce. Raise num_generations to {_MIN_SAMPLES} or more, and lower contexts_per_epoch "
-            f"for it.",
+            f"With M = {stats.samples} each weight of {stats.method} is divided by a mean of {stats.samples} to which "
+            f"it belongs: the fewer there are, the less the weights tell of how far the policy has gone from the base, "
+            f"and with M = 1 {stats.method} is reinforce. Raise num_generations to {_MIN_SAMPLES} or more, and lower "
+            f"contexts_per_epoch for it.",
         )
     ]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from cdpg.evaluation.metrics import COUNT_INFO, METRIC_INFO, POOLED
 from cdpg.evaluation.unseen import APPLIED, TUNED_ON
+from cdpg.methods import METHODS, label_of
 from cdpg.report.blocks import blocks_of, differences, facts
 from cdpg.report.folders import Found, Record, Run, read_folders
 from cdpg.report.study import BASE_NAME, Group, Study
-from cdpg.report.style import METHODS, OTHERS
+from cdpg.report.style import OTHERS
 from cdpg.report.values import distinct, interval, number, numbered, short, without
 from cdpg.storage.json_files import mapping, sequence
 from cdpg.tasks import known_counts
@@ -130,7 +131,7 @@ def _labels(drafts: Sequence[_Draft], several: bool) -> list[str]:
     methods, stems = [draft.method for draft in drafts], [draft.stem for draft in drafts]
     names = [draft.stem if stems.count(draft.stem) == 1 else draft.place for draft in drafts]
     lone = {method for method in methods if methods.count(method) == 1 and not several}
-    wanted = [method if method in lone else name for method, name in zip(methods, names, strict=True)]
+    wanted = [label_of(method) if method in lone else name for method, name in zip(methods, names, strict=True)]
     return distinct([BASE_NAME, *wanted], 24)[1:]
 
 
@@ -138,7 +139,8 @@ def _styled(drafts: Sequence[_Draft], labels: Sequence[str]) -> Iterable[Group]:
     """Groups with their styles: the first group of a method has the method's style."""
     spare, seen = 0, set()
     for draft, label in zip(drafts, labels, strict=True):
-        style = METHODS.get(draft.method) if draft.method not in seen else None
+        known = METHODS.get(draft.method) if draft.method not in seen else None
+        style = known.style if known else None
         seen.add(draft.method)
         if style is None:
             style = OTHERS[spare % len(OTHERS)]

@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from cdpg.methods import Style
 from cdpg.report.series import Series
-from cdpg.report.style import BASE, INK, MUTED, Style, rc_settings
+from cdpg.report.style import BASE, INK, MUTED, rc_settings
 from cdpg.report.svg import fit_for_page
 
 _LEAST_SPAN = 0.12

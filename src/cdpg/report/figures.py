@@ -13,6 +13,7 @@ from typing import Any
 
 from cdpg.evaluation.metrics import POOLED, Metric
 from cdpg.evaluation.unseen import warning
+from cdpg.methods import Style
 from cdpg.report.charts import Chart, Line, capital, compact, draw_lines, draw_stacks, mark_level, plain, stem, use_log
 from cdpg.report.frequencies import frequencies, token_ranks
 from cdpg.report.series import (
@@ -29,7 +30,7 @@ from cdpg.report.series import (
     thinned,
 )
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.style import METHODS, STAGES, Style
+from cdpg.report.style import ACCENT, STAGES
 from cdpg.report.values import count, mean
 from cdpg.storage.json_files import mapping, sequence
 
@@ -139,8 +140,8 @@ def _partition_by_context(values: list[float]) -> Chart:
     nothing = sum(value == 0 for value in values) / len(values)
 
     def draw(axes: Any) -> None:
-        axes.fill_between(x, y, color=METHODS["cdpg"].color, alpha=0.16, linewidth=0)
-        axes.plot(x, y, color=METHODS["cdpg"].color, linewidth=1.8)
+        axes.fill_between(x, y, color=ACCENT[0], alpha=0.16, linewidth=0)
+        axes.plot(x, y, color=ACCENT[0], linewidth=1.8)
         axes.set(xlabel="contexts, the easiest first (%)", ylabel="estimated Z", xlim=(0, 100))
         axes.set_ylim(0, max(y) * 1.08 or 1)
         plain(axes.yaxis)

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from cdpg.evaluation.metrics import Count
+from cdpg.methods import Style
 from cdpg.report.charts import Chart, Line, capital, draw_bars, draw_lines, stem
 from cdpg.report.series import Series, thinned
 from cdpg.report.study import BASE_NAME, Study
-from cdpg.report.style import BASE, Style
+from cdpg.report.style import BASE
 from cdpg.report.values import count, distinct, short
 from cdpg.storage.json_files import mapping, sequence
 

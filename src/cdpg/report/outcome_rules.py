@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from cdpg.methods import label_of, targets_p
 from cdpg.report.remarks import DISTANCE, Finding, Passed, Remark, Topic, Unjudged
 from cdpg.report.values import Interval, short
 from cdpg.training.starvation import NEARLY_ALWAYS
@@ -96,9 +97,9 @@ def farther(
 
 def _nearer(method: str) -> str:
     """Advice to reduce the distance."""
-    if method in ("cdpg", "dpg"):
+    if targets_p(method):
         return "Lower learning_rate, take more samples a step (num_generations, contexts_per_epoch), or stop earlier."
-    return f"Nothing in {short(method)} aims at the ideal model: compare with cdpg."
+    return f"Nothing in {short(label_of(method))} aims at the ideal model: compare with cdpg."
 
 
 def needed(gain: float, before: float, coverage: float, distance: float) -> float:

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from cdpg.evaluation.metrics import Count, Metric
 from cdpg.evaluation.unseen import contexts_in_words
+from cdpg.methods import Style
 from cdpg.report.folders import Record, Run
-from cdpg.report.style import BASE, Style
+from cdpg.report.style import BASE
 from cdpg.report.values import Interval, distinct, interval, short, text, visible
 from cdpg.storage.json_files import mapping, sequence
 from cdpg.tasks import known_counts, known_metrics

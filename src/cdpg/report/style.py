@@ -1,4 +1,4 @@
-"""Colours, markers and dashes of methods, the same in every figure of every report.
+"""Colours, markers and dashes, the same in every figure of every report; each method has its own in its file.
 
 The colours were chosen for the greatest least distance between any two of them under normal sight and under simulated
 protanopia, deuteranopia and tritanopia, with enough contrast to serve as text. Marker and dash say the same again, for
@@ -7,29 +7,11 @@ print without colour. Each has a twin for dark pages, which a style sheet puts i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Style:
-    """How one model is drawn."""
-
-    color: str
-    dark: str
-    """The colour on a dark page."""
-    marker: str = "o"
-    dash: tuple[float, ...] = ()
-    """Lengths of dashes and gaps, in line widths; none for an unbroken line."""
-
+from cdpg.methods import METHODS, Style
 
 BASE = Style("#30363d", "#d0d6dd", "", (1.2, 1.6))
-METHODS: dict[str, Style] = {
-    "cdpg": Style("#0b6fd8", "#5a97fa", "o"),
-    "dpg": Style("#a85d0c", "#e08a4a", "s", (5.0, 1.5)),
-    "reinforce": Style("#075a38", "#43e5ae", "^", (3.0, 1.2, 1.0, 1.2)),
-    "ziegler": Style("#86368c", "#da79c6", "D", (2.0, 1.0)),
-}
 OTHERS: tuple[Style, ...] = (
     Style("#b3204d", "#ff8fa8", "v", (6.0, 1.5, 1.0, 1.5)),
     Style("#4c6b00", "#b5d24b", "P", (4.0, 1.2)),
@@ -48,6 +30,8 @@ STAGES: dict[str, tuple[str, str]] = {
 }
 """Stages of a run's time, with their colours on light and dark pages."""
 
+ACCENT = ("#0b6fd8", "#5a97fa")
+"""The colour of figures that show one thing alone, on light and dark pages."""
 INK = ("#1c2126", "#e6eaef")
 MUTED = ("#59626c", "#a3adb8")
 GRID = ("#e3e7eb", "#2e353d")
@@ -57,8 +41,8 @@ PAPER = ("#fefefe", "#14181d")
 
 def dark_twins() -> dict[str, str]:
     """Every colour of the figures, and its replacement on a dark page."""
-    styles = (BASE, *METHODS.values(), *OTHERS)
-    return dict([INK, MUTED, GRID, PAPER, *STAGES.values(), *((style.color, style.dark) for style in styles)])
+    styles = (BASE, *(method.style for method in METHODS.values()), *OTHERS)
+    return dict([ACCENT, INK, MUTED, GRID, PAPER, *STAGES.values(), *((style.color, style.dark) for style in styles)])
 
 
 def rc_settings() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdpg.evaluation.metrics import POOLED, Metric
+from cdpg.methods import label_of
 from cdpg.report.figures import axis_label
 from cdpg.report.study import Study
 from cdpg.report.values import Interval, count, interval, number, short, visible
@@ -309,7 +310,7 @@ def _seeds(study: Study) -> Iterator[Table]:
                 each = " ".join(f"{item:.6g}" for item in sequence(entry.get("values")) if number(item) is not None)
                 lines.append([method, name, value.mean, value.low, value.high, each])  # type: ignore[list-item]
         group = next((group for group in study.groups if group.method == method), None)
-        rows.append(Row(short(method), group.style.color if group else "", tuple(cells)))
+        rows.append(Row(short(label_of(method)), group.style.color if group else "", tuple(cells)))
     columns = tuple(_column(study.describe(name)) for name in names)
     yield Table("seeds", "Over repetitions with other seeds", columns, tuple(rows), to_csv(lines), first="method")
 

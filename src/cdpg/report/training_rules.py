@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from cdpg.messages.terms import term
+from cdpg.methods import targets_p
 from cdpg.report.remarks import NOTHING_LEARNT, Finding, Passed, Remark, Topic, Unjudged
 from cdpg.report.values import mean
 from cdpg.training.starvation import LEAST_COVERAGE
@@ -127,7 +128,7 @@ def uneven_weights(
         return
     degenerate = used < DEGENERATE
     text = f"Of the satisfying samples only {used:.0%} count effectively at the end of the run."
-    if method in ("cdpg", "dpg"):
+    if targets_p(method):
         text += " A few samples decide the gradient." if degenerate else ""
         advice = (
             "Lower learning_rate, so that the policy stays nearer to what it samples for, or raise num_generations."
@@ -135,7 +136,7 @@ def uneven_weights(
     else:
         text += " The policy has left the ideal model: its own samples say little about it."
         advice = "Trust the pooled KL(p, π), not the one from its own samples."
-    level: Literal["problem", "warning"] = "problem" if degenerate and method in ("cdpg", "dpg") else "warning"
+    level: Literal["problem", "warning"] = "problem" if degenerate and targets_p(method) else "warning"
     yield Finding(level, label, "Weights are degenerate" if degenerate else "Weights are uneven", text, advice)
 
 

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cdpg.config import read_yaml
+from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.metrics import METRICS, Metric, fixed, metric_info
 from cdpg.evaluation.unseen import MODEL_NOTICES, contexts_in_words, on_few, warning
 from cdpg.messages.text import plain_text
+from cdpg.methods import METHODS
 from cdpg.models.names import EMBEDDED
 from cdpg.storage.json_files import mapping, read_json, sequence
 from cdpg.storage.run_folder import RunFolder, costs
@@ -23,12 +24,6 @@ from cdpg.storage.usage import is_hub_id, program, settings_in_words
 from cdpg.system import files
 
 FILE = "README.md"
-_METHODS = {
-    "cdpg": "conditional distributional policy gradients",
-    "dpg": "distributional policy gradients with one constant for all contexts",
-    "reinforce": "Reinforce, which maximises the constraint alone",
-    "ziegler": "PPO with a penalty on the distance from the base",
-}
 
 
 def write_card(model: Path, run: RunFolder) -> None:
@@ -72,7 +67,7 @@ def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
     """What the hub reads."""
     from huggingface_hub import ModelCardData
 
-    tags = ["cdpg", "controlled-generation", str(settings.get("method", "cdpg")), settings.get("task")]
+    tags = ["cdpg", "controlled-generation", str(settings.get("method", CDPGConfig.method)), settings.get("task")]
     known = base_on_hub(base, settings)
     writes_on = kind is not None and not mapping(kind).get("is_encoder_decoder")
     facts = ModelCardData(
@@ -96,14 +91,14 @@ def base_on_hub(base: str, settings: Mapping[str, Any]) -> str | None:
 
 
 def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float]) -> str:
-    method = str(settings.get("method", "cdpg"))
+    method = str(settings.get("method", CDPGConfig.method))
     origin = mapping(settings.get("origin"))
     contexts = mapping(origin.get("contexts")).get("count")
     rows = [
         ("base", _code(base)),
         ("constraint", _constraints(settings)),
         ("task", _code(settings["task"]) if settings.get("task") else ""),
-        ("method", f"{_code(method)}: {_METHODS[method]}" if method in _METHODS else _code(method)),
+        ("method", f"{_code(method)}: {METHODS[method].description}" if method in METHODS else _code(method)),
         ("contexts to tune on", f"{contexts:,}" if isinstance(contexts, int) else ""),
         ("epochs", f"{spent['epochs']:,.0f}"),
         ("contexts per epoch (N)", _code(settings.get("contexts_per_epoch", ""))),

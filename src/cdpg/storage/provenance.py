@@ -133,7 +133,7 @@ def check_resume(
     then = begun_with(state)
     changes = [
         f"{key} was {value!r} and is {getattr(config, key)!r}"
-        for key, value in vars(then).items()
+        for key, value in then.values().items()
         if key not in _FREE | _ROUNDING | _MEASURING | _LIMITS and value != getattr(config, key)
     ]
     changes += rate_changes(done, then, config, checkpoints, kept)

@@ -109,4 +109,6 @@ def make_accelerator(config: CDPGConfig) -> Accelerator:
 
 def tracker_config(config: CDPGConfig) -> dict[str, Any]:
     """Settings as trackers accept them: numbers, text and booleans."""
-    return {key: value if isinstance(value, (int, float, bool)) else str(value) for key, value in vars(config).items()}
+    return {
+        key: value if isinstance(value, (int, float, bool)) else str(value) for key, value in config.values().items()
+    }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.plan import evaluated_contexts
+from cdpg.methods import make_method
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,12 @@ class Pace:
 def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
     """Seconds of one epoch, if that share of its samples satisfies; only those are scored and differentiated.
 
-    Ziegler's PPO takes all samples, and goes over them several times.
+    The method says which, and how often it goes over them.
     """
-    samples = config.samples_per_epoch
-    ppo = config.method == "ziegler"
-    used = samples if ppo else samples * satisfying
-    passes = config.ziegler_epochs if ppo else 1
+    samples, method = config.samples_per_epoch, make_method(config)
+    used = samples if method.scores_every_sample else samples * satisfying
     waiting = max(pace.sampling, pace.constraint)
-    return samples * waiting + used * (pace.scoring + passes * pace.gradient)
+    return samples * waiting + used * (pace.scoring + method.passes * pace.gradient)
 
 
 def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
