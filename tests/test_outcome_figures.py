@@ -17,7 +17,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.metrics import METRICS
 from cdpg.evaluation.outcome import Outcome, outputs_of, partition_estimates, statistics_of
-from cdpg.evaluation.results import Evaluation
+from cdpg.evaluation.results import Evaluation, example_indices
 from cdpg.evaluation.statistics import expanded_tail, interval, mean_statistic, resample
 from cdpg.models.sampling import Samples
 from cdpg.rollout.rollout import Rollout
@@ -398,10 +398,7 @@ def test_tokens_are_counted_the_most_frequent_first(file: dict[str, Any]) -> Non
 
 def test_examples_are_spread_over_the_contexts(evaluation: Evaluation) -> None:
     assert [example["row"] for example in evaluation.to_mapping({"base": "base"})["examples"]] == [1, 2, 3, 4, 5]
-    outcome = BASE.outcome()
-    many = Evaluation({"base": outcome}, evaluation.statistics, 0, 0.5)
-    object.__setattr__(outcome, "contexts", tuple(range(100)))
-    assert many._example_indices() == [0, 12, 25, 37, 50, 62, 75, 87]
+    assert example_indices(100) == [0, 12, 25, 37, 50, 62, 75, 87]
 
 
 def test_which_way_is_better() -> None:

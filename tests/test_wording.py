@@ -87,8 +87,8 @@ def test_a_command_may_have_a_name_of_its_own_for_a_term() -> None:
         assert term("eval_contexts", typed=False) == "eval_dataset"
 
 
-@pytest.mark.parametrize("name", sorted(terms._TERMS))
+@pytest.mark.parametrize("name", sorted(terms.TERMS))
 def test_every_term_differs_and_is_an_option_on_the_command_line(name: str) -> None:
-    typed, python = terms._TERMS[name]
+    typed, python = terms.TERMS[name]
     assert typed.startswith("--")
     assert not OPTION.search(python)

@@ -119,7 +119,7 @@ class Evaluation:
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
             **self._all_notices(names, tuned),
-            "examples": [self._example(index, names) for index in self._example_indices()],
+            "examples": [self._example(index, names) for index in example_indices(len(base.contexts))],
         }
 
     def _info(self) -> dict[str, Any]:
@@ -234,12 +234,6 @@ class Evaluation:
         figures = {name: interval(mean_statistic(values), resamples).to_mapping() for name, values in ideal.items()}
         return {"ideal": figures, "versus_ideal": versus}
 
-    def _example_indices(self) -> list[int]:
-        """Contexts spread over the whole list."""
-        count = len(self.outcomes[BASE].contexts)
-        shown = min(_EXAMPLES, count)
-        return [index * count // shown for index in range(shown)]
-
     def _example(self, index: int, names: Mapping[str, str]) -> dict[str, Any]:
         context = self.outcomes[BASE].contexts[index]
         return {
@@ -248,6 +242,12 @@ class Evaluation:
             "columns": {key: value for key, value in context.columns.items() if isinstance(value, (str, int, float))},
             "outputs": {shown: outputs_of(self.outcomes[name], index) for name, shown in names.items()},
         }
+
+
+def example_indices(count: int) -> list[int]:
+    """Indices of the contexts that are shown as examples, spread over all ``count`` contexts."""
+    shown = min(_EXAMPLES, count)
+    return [index * count // shown for index in range(shown)]
 
 
 def _frequencies(outcome: Outcome) -> dict[str, Any]:

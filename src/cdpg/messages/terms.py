@@ -13,7 +13,7 @@ from contextvars import ContextVar
 _OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("cdpg_options", default=None)
 """None in Python; on the command line, the option names in which this command differs from the others."""
 
-_TERMS = {
+TERMS = {
     "resume": ("--resume", "train(resume_from_checkpoint=True)"),
     "overwrite": ("--overwrite", "overwrite_output_dir=True"),
     "output_dir": ("--output-dir", "output_dir"),
@@ -41,7 +41,7 @@ def on_command_line(**options: str) -> Iterator[None]:
 
 def term(name: str, typed: bool | None = None) -> str:
     """The caller's name of a term; ``typed`` chooses the command line or Python regardless of the caller."""
-    option, python = _TERMS[name]
+    option, python = TERMS[name]
     return for_caller((_OPTIONS.get() or {}).get(name, option), python, typed=typed)
 
 
