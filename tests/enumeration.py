@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from cdpg import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.methods.base import SampleLoss, WeightedLoss
-from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.loading import load_model
 from cdpg.models.sampling import Samples
 from cdpg.models.scoring import score_samples
@@ -75,7 +75,7 @@ class Universe:
         outcomes = [*ended, *product(letters, repeat=MAX_LENGTH)]
         tokens = torch.tensor([[*o, *[0] * (MAX_LENGTH - len(o))] for o in outcomes])
         lengths = torch.tensor([len(o) for o in outcomes])
-        prompts: list[Prompt] = model.encode(contexts, MAX_LENGTH)
+        prompts: list[PromptTokens] = model.encode(contexts, MAX_LENGTH)
         count = len(contexts)
         return cls(
             Samples(

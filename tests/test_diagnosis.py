@@ -47,7 +47,7 @@ from cdpg.report.training_rules import (
     uneven_weights,
     unfinished,
 )
-from cdpg.report.values import Interval
+from cdpg.report.values import MeanInterval
 from report_runs import compare_folder, read_study, run_folder, run_with_pooled, write_json, write_lines
 
 
@@ -78,8 +78,8 @@ def unjudged(remarks: Iterable[Remark]) -> str:
     return remark.why
 
 
-def around(mean: float, half: float = 0.01) -> Interval:
-    return Interval(mean, mean - half, mean + half)
+def around(mean: float, half: float = 0.01) -> MeanInterval:
+    return MeanInterval(mean, mean - half, mean + half)
 
 
 # Rules on the training.
@@ -169,45 +169,47 @@ def test_unfinished_and_lost_steps() -> None:
 
 def test_satisfaction_that_did_not_rise() -> None:
     before = around(0.75)
-    assert shown(no_gain("m", before, Interval(0.1, 0.001, 0.2))) == "0.750 → 0.850"
-    chance = found(no_gain("m", before, Interval(0.1, 0.0, 0.2)))
+    assert shown(no_gain("m", before, MeanInterval(0.1, 0.001, 0.2))) == "0.750 → 0.850"
+    chance = found(no_gain("m", before, MeanInterval(0.1, 0.0, 0.2)))
     assert (chance.level, chance.text) == ("warning", "0.750 → 0.850: +0.100 [+0.000, +0.200], paired by context.")
-    fell = found(no_gain("m", before, Interval(-0.1, -0.2, -0.001)))
+    fell = found(no_gain("m", before, MeanInterval(-0.1, -0.2, -0.001)))
     assert (fell.level, fell.title) == ("problem", "Satisfies less often than the base")
     assert fell.text == "0.750 → 0.650: −0.100 [−0.200, −0.001], paired by context."
-    assert found(no_gain("m", before, Interval(-0.1, -0.2, 0.0))).level == "warning"
-    assert shown(no_gain("m", before, Interval(0.1))) == "0.750 → 0.850"
-    assert found(no_gain("m", before, Interval(0.0))).text == "0.750 → 0.750: +0.000."
+    assert found(no_gain("m", before, MeanInterval(-0.1, -0.2, 0.0))).level == "warning"
+    assert shown(no_gain("m", before, MeanInterval(0.1))) == "0.750 → 0.850"
+    assert found(no_gain("m", before, MeanInterval(0.0))).text == "0.750 → 0.750: +0.000."
     assert "no evaluation has it" in unjudged(no_gain("m", before, None))
-    full = found(no_gain("m", around(1.0), Interval(0.0, 0.0, 0.0)))
+    full = found(no_gain("m", around(1.0), MeanInterval(0.0, 0.0, 0.0)))
     assert (full.level, full.title) == ("warning", "Nothing to gain: the base satisfies nearly always")
     assert "epochs" not in full.advice
-    assert found(no_gain("m", around(0.98), Interval(0.0, 0.0, 0.0))).title.startswith("No gain")
-    assert found(no_gain("m", around(1.0), Interval(-0.5, -0.6, -0.4))).level == "problem"
+    assert found(no_gain("m", around(0.98), MeanInterval(0.0, 0.0, 0.0))).title.startswith("No gain")
+    assert found(no_gain("m", around(1.0), MeanInterval(-0.5, -0.6, -0.4))).level == "problem"
 
 
 def test_a_distance_from_the_ideal_model_that_rose() -> None:
     base, tuned = around(1.35), around(1.76)
-    sure = found(farther("m", "cdpg", base, tuned, Interval(0.41, 0.001, 0.8)))
+    sure = found(farther("m", "cdpg", base, tuned, MeanInterval(0.41, 0.001, 0.8)))
     assert (sure.level, sure.title) == ("problem", "Farther from the ideal model than the base")
     assert sure.text == (
         "The pooled KL(p, π) did not fall (+0.41, interval [+0.001, +0.8], paired by context): 1.35 → 1.76 nats."
     )
-    perhaps = found(farther("m", "cdpg", base, tuned, Interval(0.41, -0.1, 0.9)))
+    perhaps = found(farther("m", "cdpg", base, tuned, MeanInterval(0.41, -0.1, 0.9)))
     assert (perhaps.level, perhaps.title) == ("warning", "No nearer to the ideal model than the base")
     assert "[−0.1, +0.9]" in perhaps.text and "Chance may explain it" in perhaps.advice
     assert "no interval" in found(farther("m", "cdpg", base, tuned, None)).text
-    level = found(farther("m", "cdpg", around(1.0), around(1.08), Interval(0.08, -0.3, 0.5)))
+    level = found(farther("m", "cdpg", around(1.0), around(1.08), MeanInterval(0.08, -0.3, 0.5)))
     assert level.text == (
         "The pooled KL(p, π) did not fall (+0.08, interval [−0.3, +0.5], paired by context): 1 → 1.08 nats."
     )
-    assert found(farther("m", "cdpg", base, base, Interval(0.0, -0.1, 0.1))).level == "warning"
-    assert shown(farther("m", "cdpg", base, around(1.34), Interval(-0.01, -0.2, 0.2))) == "1.35 → 1.34 nats"
-    assert shown(farther("m", "cdpg", Interval(0.0), Interval(0.0), None)) == "0 → 0 nats"
-    assert found(farther("m", "cdpg", base, around(1.36), Interval(0.01, 0.001, 0.02))).level == "problem"
-    assert shown(farther("m", "cdpg", base, around(1.2), Interval(-0.15, -0.2, -0.1))) == "1.35 → 1.2 nats"
+    assert found(farther("m", "cdpg", base, base, MeanInterval(0.0, -0.1, 0.1))).level == "warning"
+    assert shown(farther("m", "cdpg", base, around(1.34), MeanInterval(-0.01, -0.2, 0.2))) == "1.35 → 1.34 nats"
+    assert shown(farther("m", "cdpg", MeanInterval(0.0), MeanInterval(0.0), None)) == "0 → 0 nats"
+    assert found(farther("m", "cdpg", base, around(1.36), MeanInterval(0.01, 0.001, 0.02))).level == "problem"
+    assert shown(farther("m", "cdpg", base, around(1.2), MeanInterval(-0.15, -0.2, -0.1))) == "1.35 → 1.2 nats"
     assert "no evaluation has it" in unjudged(farther("m", "cdpg", base, None, None))
-    assert "Nothing in reinforce aims" in found(farther("m", "reinforce", base, tuned, Interval(0.4, 0.1, 0.8))).advice
+    assert (
+        "Nothing in reinforce aims" in found(farther("m", "reinforce", base, tuned, MeanInterval(0.4, 0.1, 0.8))).advice
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -232,11 +234,11 @@ def test_a_mixture_of_base_and_ideal_model_costs_no_more_than_is_said(seed: int)
 
 
 def test_a_distance_from_the_base_that_is_large_for_what_was_gained() -> None:
-    before, gain, distance = around(0.4), Interval(0.2, 0.1, 0.3), around(0.9)
+    before, gain, distance = around(0.4), MeanInterval(0.2, 0.1, 0.3), around(0.9)
     most = 0.3 / 0.6 * 0.9  # of the upper end of the gain, everything covered
 
     def rule(spent: float, method: str = "cdpg") -> Iterator[Remark]:
-        return far_from_base("m", method, Interval(spent + 0.1, spent, spent + 0.2), distance, before, gain, 1.0)
+        return far_from_base("m", method, MeanInterval(spent + 0.1, spent, spent + 0.2), distance, before, gain, 1.0)
 
     finding = found(rule(1.01 * FAR_RATIO * most))
     assert (finding.level, finding.title) == ("problem", "Far from the base for what was gained")
@@ -246,8 +248,8 @@ def test_a_distance_from_the_base_that_is_large_for_what_was_gained() -> None:
     assert near.text.endswith("costs at most 0.3. The interval of KL(π, a) is [1.34, 1.54].")
 
     def within(spent: float, wanted: float) -> Iterator[Remark]:
-        gain = Interval(0.6, 0.5, 0.7)
-        return far_from_base("m", "cdpg", Interval(spent, 0.1, 9.0), around(wanted), before, gain, 1.0)
+        gain = MeanInterval(0.6, 0.5, 0.7)
+        return far_from_base("m", "cdpg", MeanInterval(spent, 0.1, 9.0), around(wanted), before, gain, 1.0)
 
     assert found(within(1.07, 0.65)).level == "warning", "though chance may explain it"
     assert shown(within(0.99 * FARTHER_RATIO * 0.65, 0.65)) == "0.965 nats where 0.65 would do"
@@ -255,10 +257,10 @@ def test_a_distance_from_the_base_that_is_large_for_what_was_gained() -> None:
 
 
 def test_a_small_distance_from_the_base_is_fine_whatever_was_gained() -> None:
-    nothing = Interval(-0.01, -0.02, 0.0)
+    nothing = MeanInterval(-0.01, -0.02, 0.0)
 
     def rule(spent: float) -> Iterator[Remark]:
-        return far_from_base("m", "cdpg", Interval(spent), around(0.9), around(0.4), nothing, 1.0)
+        return far_from_base("m", "cdpg", MeanInterval(spent), around(0.9), around(0.4), nothing, 1.0)
 
     assert shown(rule(MIN_KL)) == "0.5 nats where 0 would do"
     assert "Satisfaction went from 0.400 to 0.390" in found(rule(1.01 * MIN_KL)).text
@@ -274,7 +276,9 @@ def test_a_distance_that_was_smaller_on_the_way() -> None:
     assert shown(moved_away("m", [*way, (4.0, around(0.319))], None, worse=False)) == "0.319 nats, at best 0.3"
     assert found(moved_away("m", [*way, (4.0, around(0.321))], None, worse=False)).level == "warning"
     assert "fewer than two" in unjudged(moved_away("m", [(0.0, around(0.1)), (1.0, around(1.0))], None, worse=True))
-    assert "no intervals" in unjudged(moved_away("m", [(1.0, Interval(0.3)), (2.0, Interval(0.5))], None, worse=True))
+    assert "no intervals" in unjudged(
+        moved_away("m", [(1.0, MeanInterval(0.3)), (2.0, MeanInterval(0.5))], None, worse=True)
+    )
 
 
 def test_collapse() -> None:

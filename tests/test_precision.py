@@ -21,7 +21,7 @@ import uneven
 from cdpg import CDPGConfig
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
-from cdpg.models.base import Decoding, Prompt, Rows
+from cdpg.models.base import Decoding, PromptTokens, Rows
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model
 from cdpg.models.rng import UniformStream
@@ -136,7 +136,7 @@ class Coarse(TabularModel):
 
     exact_sampling = False
 
-    def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
+    def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         decoding = super().start(prompts, context, max_length)
         advance = decoding.advance
 
@@ -171,7 +171,7 @@ def test_log_q_of_inexact_samples_is_scored_again(every_sample: bool) -> None:
     """By the policy, for every sample, token by token; a table that is exact keeps what it recorded."""
     config = CDPGConfig(num_generations=8, max_completion_length=3, rows_per_pass=7, tokens_per_pass=20)
     contexts = [Context(prompt=prompt, columns={}, row=i + 1) for i, prompt in enumerate(uneven.PROMPTS)]
-    prompts: list[Prompt] = [(i,) for i in range(5)]
+    prompts: list[PromptTokens] = [(i,) for i in range(5)]
     epochs = []
     for kind in (Coarse, TabularModel):
         policy = kind(uneven.PROMPTS, uneven.LETTERS, 3, seed=6)

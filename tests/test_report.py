@@ -35,7 +35,7 @@ from cdpg.report.series import clock_of, evaluated, log10_weights, logged, secon
 from cdpg.report.style import BASE, STAGES, dark_twins
 from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
-from cdpg.report.values import Interval, distinct, interval, number, short, text, visible
+from cdpg.report.values import MeanInterval, distinct, interval, number, short, text, visible
 from cdpg.report.writing import write_whole
 from cdpg.system import files
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
@@ -578,8 +578,10 @@ def test_what_is_no_number_is_nothing(value: Any) -> None:
 
 
 def test_intervals() -> None:
-    assert interval({"mean": 1, "low": 0, "high": 2}) == Interval(1, 0, 2)
-    assert interval({"mean": 1, "low": None, "high": 2}) == interval({"mean": 1, "low": 3, "high": 2}) == Interval(1)
+    assert interval({"mean": 1, "low": 0, "high": 2}) == MeanInterval(1, 0, 2)
+    assert (
+        interval({"mean": 1, "low": None, "high": 2}) == interval({"mean": 1, "low": 3, "high": 2}) == MeanInterval(1)
+    )
 
 
 # Parts missing.

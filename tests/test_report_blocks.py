@@ -19,7 +19,7 @@ from cdpg.report.blocks import JUDGED_ALIKE, judged_apart
 from cdpg.report.figures import figures_of
 from cdpg.report.samples import samples_of
 from cdpg.report.tables import tables_of
-from cdpg.report.values import Interval
+from cdpg.report.values import MeanInterval
 from report_runs import change_config, compare_folder, read_study, run_folder, write_json, write_lines
 
 
@@ -171,11 +171,11 @@ def test_a_constraint_that_was_changed_under_its_name_is_noticed_by_the_base(tmp
 
 
 def test_intervals_that_lie_apart() -> None:
-    one = Interval(0.3, 0.2, 0.4)
-    assert judged_apart(one, Interval(0.5, 0.41 + JUDGED_ALIKE, 0.6))
-    assert judged_apart(Interval(0.5, 0.41 + JUDGED_ALIKE, 0.6), one)
-    assert not judged_apart(one, Interval(0.5, 0.39 + JUDGED_ALIKE, 0.6))
-    assert not judged_apart(one, Interval(0.9)) and not judged_apart(None, one)
+    one = MeanInterval(0.3, 0.2, 0.4)
+    assert judged_apart(one, MeanInterval(0.5, 0.41 + JUDGED_ALIKE, 0.6))
+    assert judged_apart(MeanInterval(0.5, 0.41 + JUDGED_ALIKE, 0.6), one)
+    assert not judged_apart(one, MeanInterval(0.5, 0.39 + JUDGED_ALIKE, 0.6))
+    assert not judged_apart(one, MeanInterval(0.9)) and not judged_apart(None, one)
 
 
 def test_runs_of_several_tasks_are_one_report(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from cdpg import CDPGConfig
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
-from cdpg.models.base import Prompt, Rows, TokenScores
+from cdpg.models.base import PromptTokens, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
@@ -34,7 +34,7 @@ CONFIG = CDPGConfig(num_generations=SAMPLES, max_completion_length=3, rows_per_p
 class Table(TabularModel):
     """Prompts that are as long as their texts."""
 
-    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
         return [(self.contexts.index(str(c.prompt)), *[0] * len(str(c.prompt))) for c in contexts]
 
 
@@ -163,7 +163,7 @@ def test_several_processes_draw_and_know_what_one_does(epoch: Rollout, count: in
 
 
 class Slow(Table):
-    def score(self, prompts: Sequence[Prompt], rows: Rows) -> TokenScores:
+    def score(self, prompts: Sequence[PromptTokens], rows: Rows) -> TokenScores:
         time.sleep(0.1)
         return super().score(prompts, rows)
 

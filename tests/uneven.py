@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cdpg.contexts.contexts import Context
-from cdpg.models.base import Prompt
+from cdpg.models.base import PromptTokens
 from cdpg.models.sampling import Samples
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.rollout import Rollout
@@ -90,7 +90,7 @@ def uneven_epoch(
     log_q, log_a = scored(proposal, drawn), scored(base, drawn)
     own = drawn[share.start : share.stop]
     lengths = torch.tensor([[len(x) for x in row] for row in drawn])
-    prompts: list[Prompt] = [(i,) for i in share]
+    prompts: list[PromptTokens] = [(i,) for i in share]
     samples = Samples(
         contexts=tuple(Context(prompt=PROMPTS[i], columns={}, row=i + 1) for i in share),
         prompts=tuple(prompts),

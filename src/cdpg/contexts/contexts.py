@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from cdpg.contexts.canonical import canonical_line, in_plain_types
-from cdpg.contexts.reading import Row, kind, read_rows
+from cdpg.contexts.reading import SourceRow, kind, read_rows
 from cdpg.errors import UserError
 from cdpg.messages.nearest import nearest
 from cdpg.messages.terms import for_caller
@@ -120,7 +120,7 @@ def _check_columns(name: str, columns: Iterable[str]) -> None:
             )
 
 
-def _context(row: Row, prompt_column: str, others: Sequence[str]) -> Context:
+def _context(row: SourceRow, prompt_column: str, others: Sequence[str]) -> Context:
     if prompt_column not in row.values:
         raise UserError(f"{row.where}: no {prompt_column!r} here, though other rows have it: add it, or drop the row")
     prompt = _checked_prompt(row.values[prompt_column], f"{row.where}, {prompt_column!r}")

@@ -34,7 +34,7 @@ _LARGEST_FIELD = 2**31 - 1  # the largest that the csv module takes on every pla
 
 
 @dataclass(frozen=True)
-class Row:
+class SourceRow:
     """One row: its number, its place for messages, and its values by column."""
 
     number: int
@@ -44,7 +44,7 @@ class Row:
 
 def read_rows(
     source: str | os.PathLike[str] | Iterable[Any], text_column: str, limit: int | None
-) -> tuple[str, list[Row]]:
+) -> tuple[str, list[SourceRow]]:
     """The source's name for messages, and its first ``limit`` rows.
 
     A row that is a plain text, as in a text file, is the value of ``text_column``.
@@ -64,8 +64,8 @@ def kind(value: Any) -> str:
     return names.get(type(value)) or ("an object" if isinstance(value, dict) else f"a {type(value).__name__}")
 
 
-def _file_rows(path: Path, text_column: str, limit: int | None) -> list[Row]:
-    readers: dict[str, Callable[[Path, str], Iterator[Row | None]]] = {
+def _file_rows(path: Path, text_column: str, limit: int | None) -> list[SourceRow]:
+    readers: dict[str, Callable[[Path, str], Iterator[SourceRow | None]]] = {
         ".csv": lambda path, text: _csv_rows(path, text, ",", text_column),
         ".tsv": lambda path, text: _csv_rows(path, text, "\t", text_column),
         ".jsonl": _jsonl_rows,
@@ -84,7 +84,7 @@ def _file_rows(path: Path, text_column: str, limit: int | None) -> list[Row]:
             f"{path.suffix or 'no ending'!r} is none of them: rename or convert the file"
         )
     text = _decoded(path)
-    rows: list[Row] = []
+    rows: list[SourceRow] = []
     blank = pending = 0
     for row in reader(path, text):
         if row is None:
@@ -136,7 +136,7 @@ def _decoded(path: Path) -> str:
     return text
 
 
-def _csv_rows(path: Path, text: str, delimiter: str, text_column: str) -> Iterator[Row | None]:
+def _csv_rows(path: Path, text: str, delimiter: str, text_column: str) -> Iterator[SourceRow | None]:
     _refuse_other_separator(path, text, delimiter, text_column)
     records = _csv_records(path, text, delimiter)
     header: list[str] = next((fields for _, fields in records if fields), [])
@@ -157,7 +157,7 @@ def _csv_rows(path: Path, text: str, delimiter: str, text_column: str) -> Iterat
                 f"{where}: {len(fields)} fields, where the header has {len(header)}: "
                 f"put a field that holds a {'tab' if delimiter == chr(9) else 'comma'} or a line break in double quotes"
             )
-        yield Row(number, where, {name: value for name, value in zip(header, fields, strict=True) if name})
+        yield SourceRow(number, where, {name: value for name, value in zip(header, fields, strict=True) if name})
     if not number:
         raise UserError(f"{str(path)!r} has a header and no rows below it: give at least one context")
 
@@ -195,23 +195,23 @@ def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, l
         yield line, fields
 
 
-def _jsonl_rows(path: Path, text: str) -> Iterator[Row | None]:
+def _jsonl_rows(path: Path, text: str) -> Iterator[SourceRow | None]:
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         if not line.strip():
             yield None
             continue
         where = f"{str(path)!r}, line {number}"
-        yield Row(number, where, _json_object(_parsed(line, where, "one JSON object a line was expected"), where))
+        yield SourceRow(number, where, _json_object(_parsed(line, where, "one JSON object a line was expected"), where))
 
 
-def _json_rows(path: Path, text: str) -> Iterator[Row | None]:
+def _json_rows(path: Path, text: str) -> Iterator[SourceRow | None]:
     name = str(path)
     content = _parsed(text, repr(name), "a list of objects was expected; for one object a line, end the name in .jsonl")
     if not isinstance(content, list):
         raise UserError(f"{name!r} must hold a list of objects, [{{...}}, {{...}}], not {kind(content)}")
     for number, value in enumerate(content, start=1):
         where = f"{name!r}, item {number}"
-        yield Row(number, where, _json_object(value, where))
+        yield SourceRow(number, where, _json_object(value, where))
 
 
 def _parsed(text: str, where: str, expected: str) -> Any:
@@ -228,13 +228,13 @@ def _json_object(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _text_rows(path: Path, text: str, text_column: str) -> Iterator[Row | None]:
+def _text_rows(path: Path, text: str, text_column: str) -> Iterator[SourceRow | None]:
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         prompt = line.removesuffix("\n")  # a space at the end of a prompt is the user's own
-        yield Row(number, f"{str(path)!r}, line {number}", {text_column: prompt}) if prompt.strip() else None
+        yield SourceRow(number, f"{str(path)!r}, line {number}", {text_column: prompt}) if prompt.strip() else None
 
 
-def _object_rows(source: Iterable[Any], name: str, text_column: str) -> Iterator[Row]:
+def _object_rows(source: Iterable[Any], name: str, text_column: str) -> Iterator[SourceRow]:
     names = getattr(source, "column_names", None)
     if isinstance(names, Mapping):
         raise UserError(f"{name} has several splits: choose one, such as dataset[{next(iter(names), 'train')!r}]")
@@ -250,4 +250,4 @@ def _object_rows(source: Iterable[Any], name: str, text_column: str) -> Iterator
             item = {text_column: item}
         elif not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
             raise UserError(f"{where}: {kind(item)}, where a text or a dictionary by column name was expected")
-        yield Row(number, where, item)
+        yield SourceRow(number, where, item)

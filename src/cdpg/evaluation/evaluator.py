@@ -28,7 +28,7 @@ from cdpg.evaluation.results import BASE, Evaluation
 from cdpg.evaluation.statistics import Array, Statistic
 from cdpg.messages.notices import shows_notices
 from cdpg.messages.progress import Progress, SilentProgress
-from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.beams import beam_search
 from cdpg.models.loading import load_base
 from cdpg.models.sampling import Samples, StopRule
@@ -63,7 +63,7 @@ class Evaluator:
     """Evaluates models on the same contexts, with the same checks and metrics."""
 
     contexts: Sequence[Context]
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PromptTokens]
     base: LanguageModel
     judge: Judge
     measure: Measure
@@ -193,7 +193,7 @@ class Evaluator:
             unmeasured=sum((part.unmeasured for part in parts), Counter()),
         )
 
-    def _part(self, sampler: Sampler, number: int, contexts: list[Context], prompts: list[Prompt]) -> _Part:
+    def _part(self, sampler: Sampler, number: int, contexts: list[Context], prompts: list[PromptTokens]) -> _Part:
         """Sample and measure a block of contexts. Only the main process measures; the others send it their texts."""
         model = sampler.policy
         rollout = sampler.draw(number, contexts, prompts, True, Stopwatch(), stream="evaluation")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 
-Prompt = tuple[int, ...]
+PromptTokens = tuple[int, ...]
 """The token ids of a context."""
 
 
@@ -82,15 +82,15 @@ class LanguageModel(ABC):
     """Features of a hidden state."""
 
     @abstractmethod
-    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
         """The prompts of some contexts; one that exceeds the model's window is refused, with its row."""
 
     @abstractmethod
-    def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+    def decode(self, prompt: PromptTokens, tokens: Sequence[int]) -> str:
         """The text of a completion, as it continues the prompt's text."""
 
     @abstractmethod
-    def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
+    def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         """Start a row for each entry of ``context`` (an index of a prompt); each prompt is encoded once."""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class LanguageModel(ABC):
         """``[..., feature]`` hidden states to ``[..., vocabulary]`` logits."""
 
     @abstractmethod
-    def score(self, prompts: Sequence[Prompt], rows: Rows) -> TokenScores:
+    def score(self, prompts: Sequence[PromptTokens], rows: Rows) -> TokenScores:
         """log π of given completions, token by token; each prompt is encoded once."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.system import memory
 
 LENGTH_PENALTY = 1.0
@@ -38,7 +38,7 @@ class _Search:
 
 @torch.inference_mode()
 def beam_search(
-    model: LanguageModel, prompts: Sequence[Prompt], max_length: int, beams: int, rows_per_pass: int
+    model: LanguageModel, prompts: Sequence[PromptTokens], max_length: int, beams: int, rows_per_pass: int
 ) -> list[tuple[int, ...]]:
     """The best sequence of each prompt, its end token included; a sequence cut at ``max_length`` counts too."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -53,7 +53,9 @@ def beam_search(
     return [found[index] for index in range(len(prompts))]
 
 
-def _search(model: LanguageModel, prompts: Sequence[Prompt], max_length: int, beams: int) -> list[tuple[int, ...]]:
+def _search(
+    model: LanguageModel, prompts: Sequence[PromptTokens], max_length: int, beams: int
+) -> list[tuple[int, ...]]:
     searches = [_Search(beams) for _ in prompts]
     going = list(range(len(prompts)))
     context = torch.arange(len(prompts), device=model.device).repeat_interleave(beams)

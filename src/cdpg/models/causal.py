@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
-from cdpg.models.base import Prompt
+from cdpg.models.base import PromptTokens
 from cdpg.models.fast.cache import RowLayer, Shared
 from cdpg.models.transformer import State, TransformerModel, pad
 
@@ -17,7 +17,7 @@ from cdpg.models.transformer import State, TransformerModel, pad
 class CausalModel(TransformerModel):
     """The prefix is the prompt, padded on the left; positions are counted from its first real token."""
 
-    def _prefill(self, prompts: Sequence[Prompt]) -> State:
+    def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         ids, mask = pad(prompts, left=True, device=self.device)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         output = self.inner.base_model(

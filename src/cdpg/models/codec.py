@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.messages.terms import for_caller
-from cdpg.models.base import Prompt
+from cdpg.models.base import PromptTokens
 
 _ANCHOR = 8
 """Prompt tokens decoded along with a completion, so that its first word keeps the space before it."""
@@ -30,7 +30,7 @@ class Codec:
         self.long_contexts = long_contexts
         self._anchor_text = lru_cache(maxsize=4096)(self._text)  # the same for all samples of a context
 
-    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
         """The prompts; a decoder-only model must fit ``max_length`` more tokens into the same window."""
         room = self.room(max_length)
         if room is not None and room < 1:
@@ -82,7 +82,7 @@ class Codec:
             yield f"its window is {self.window} tokens, and {prompt}"
 
     def _refuse_long(
-        self, contexts: Sequence[Context], prompts: list[Prompt], room: int | None, max_length: int
+        self, contexts: Sequence[Context], prompts: list[PromptTokens], room: int | None, max_length: int
     ) -> None:
         long = [i for i, prompt in enumerate(prompts) if room is not None and len(prompt) > room]
         if not long:
@@ -95,7 +95,7 @@ class Codec:
             f"shorten it, or set long_contexts: cut"
         )
 
-    def _fit(self, ids: list[int], room: int | None) -> Prompt:
+    def _fit(self, ids: list[int], room: int | None) -> PromptTokens:
         if room is None or len(ids) <= room or self.long_contexts == "refuse":
             return tuple(ids)
         if not self.seq2seq:  # keep the end, which the completion continues, and the start token
@@ -141,7 +141,7 @@ class Codec:
             raise UserError(f"row {context.row}: the model's chat template refuses the messages: {error}") from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+    def decode(self, prompt: PromptTokens, tokens: Sequence[int]) -> str:
         """The completion's text, as it continues the prompt's text."""
         size = len(self.tokenizer)
         known = tuple(token for token in tokens if token < size)  # padded embeddings have ids without a token

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError
-from cdpg.models.base import LanguageModel, Prompt, Rows
+from cdpg.models.base import LanguageModel, PromptTokens, Rows
 from cdpg.models.rng import UniformStream
 from cdpg.system import memory
 
@@ -46,7 +46,7 @@ class Samples:
     """M completions for each of N contexts; tensors live on the CPU."""
 
     contexts: tuple[Context, ...]
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PromptTokens, ...]
     texts: tuple[tuple[str, ...], ...]
     """``[context][sample]``."""
     tokens: Tensor
@@ -124,7 +124,7 @@ def _first_above(edges: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
 @torch.inference_mode()
 def sample_chunks(
     model: LanguageModel,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptTokens],
     samples_per_context: int,
     max_length: int,
     uniforms: UniformStream,
@@ -159,7 +159,7 @@ class _Batch:
     def __init__(
         self,
         model: LanguageModel,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptTokens],
         context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
         max_length: int,
         stop: StopRule | None,
@@ -236,7 +236,7 @@ def _few_moves(living: list[int]) -> list[int]:
 
 
 def assemble(
-    contexts: Sequence[Context], prompts: Sequence[Prompt], chunks: Sequence[Chunk], samples_per_context: int
+    contexts: Sequence[Context], prompts: Sequence[PromptTokens], chunks: Sequence[Chunk], samples_per_context: int
 ) -> Samples:
     """The chunks of an epoch as one record, in the order of the contexts."""
     flat = {row: (chunk, i) for chunk in chunks for i, row in enumerate(chunk.row)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cdpg.models.base import LanguageModel, Prompt, Rows
+from cdpg.models.base import LanguageModel, PromptTokens, Rows
 from cdpg.models.sampling import Samples
 from cdpg.system import memory
 
@@ -67,7 +67,7 @@ def _cut(
     return parts
 
 
-def prompts_and_rows(samples: Samples, part: Tensor) -> tuple[list[Prompt], Rows]:
+def prompts_and_rows(samples: Samples, part: Tensor) -> tuple[list[PromptTokens], Rows]:
     """The prompts a pass needs, each once, and its rows."""
     rows = samples.rows(part)
     contexts, index = rows.context.unique(return_inverse=True)

@@ -11,7 +11,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.base import Prompt
+from cdpg.models.base import PromptTokens
 from cdpg.models.codec import Codec
 from cdpg.models.fast.cache import PrefixLayer, RowLayer, Shared
 from cdpg.models.transformer import State, TransformerModel, pad
@@ -31,7 +31,7 @@ class Seq2SeqModel(TransformerModel):
         self.decoder_prefix = tuple(decoder_prefix)
         super().__init__(module, codec, dtype, own_adapters)
 
-    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
         window = getattr(self.config, "max_position_embeddings", None)
         needed = len(self.decoder_prefix) + max_length
         if window is not None and needed > window:
@@ -41,7 +41,7 @@ class Seq2SeqModel(TransformerModel):
             )
         return super().encode(contexts, max_length)
 
-    def _prefill(self, prompts: Sequence[Prompt]) -> State:
+    def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         ids, mask = pad(prompts, left=False, device=self.device)
         encoded = self.inner.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         first = torch.tensor([self.decoder_prefix], device=self.device).expand(len(prompts), -1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
+from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenScores
 
 END = 0
 """The end token of every tabular model."""
@@ -40,16 +40,16 @@ class TabularModel(LanguageModel):
         self.module = nn.ParameterDict({"table": self.table})
         self.hidden_size = len(self.symbols)
 
-    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
         for context in contexts:
             if context.prompt not in self.contexts:
                 raise UserError(f"row {context.row}: {context.prompt!r} is not one of {', '.join(self.contexts)}")
         return [(self.contexts.index(str(context.prompt)),) for context in contexts]
 
-    def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+    def decode(self, prompt: PromptTokens, tokens: Sequence[int]) -> str:
         return "".join(self.symbols[token] for token in tokens)
 
-    def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
+    def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         if max_length > self.max_length:
             raise UserError(f"max_completion_length is {max_length}, but this table ends at {self.max_length}")
         return _TabularDecoding(self, torch.tensor([prompts[i][0] for i in context.tolist()]))
@@ -57,7 +57,7 @@ class TabularModel(LanguageModel):
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def score(self, prompts: Sequence[Prompt], rows: Rows) -> TokenScores:
+    def score(self, prompts: Sequence[PromptTokens], rows: Rows) -> TokenScores:
         context = torch.tensor([prompts[i][0] for i in rows.context.tolist()])
         prefix = torch.zeros_like(rows.tokens)
         for position in range(1, rows.tokens.shape[1]):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.base import Decoding, LanguageModel, Prompt, Rows, TokenScores
+from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenScores
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
 from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
@@ -95,7 +95,7 @@ class TransformerModel(LanguageModel):
         self.vocabulary, self.hidden_size = self.head.shape
 
     @abstractmethod
-    def _prefill(self, prompts: Sequence[Prompt]) -> State:
+    def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         """Run each prompt's prefix once."""
 
     @abstractmethod
@@ -110,10 +110,10 @@ class TransformerModel(LanguageModel):
     def _check_head(self) -> None:
         """Compare the head with the model's own logits."""
 
-    def encode(self, contexts: Sequence[Context], max_length: int) -> list[Prompt]:
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
         return self.codec.encode(contexts, max_length)
 
-    def decode(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+    def decode(self, prompt: PromptTokens, tokens: Sequence[int]) -> str:
         return self.codec.decode(prompt, tokens)
 
     def token_differences(self, base: TransformerModel, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
@@ -125,7 +125,7 @@ class TransformerModel(LanguageModel):
         if self.vocabulary != base.vocabulary:
             yield f"it predicts {self.vocabulary:,} tokens, the base {base.vocabulary:,}"
 
-    def start(self, prompts: Sequence[Prompt], context: Tensor, max_length: int) -> Decoding:
+    def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         with self._precision():
             state = self._prefill(prompts)
         return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
@@ -138,7 +138,7 @@ class TransformerModel(LanguageModel):
             logits = self.head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def score(self, prompts: Sequence[Prompt], rows: Rows) -> TokenScores:
+    def score(self, prompts: Sequence[PromptTokens], rows: Rows) -> TokenScores:
         rows = Rows(*(tensor.to(self.device) for tensor in (rows.context, rows.tokens, rows.lengths)))
         mask = rows.mask
         with self._precision():

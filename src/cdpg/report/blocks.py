@@ -13,7 +13,7 @@ from typing import Any
 
 from cdpg.evaluation.metrics import POOLED
 from cdpg.report.folders import Found, Run
-from cdpg.report.values import Interval, count, interval, number, short, without
+from cdpg.report.values import MeanInterval, count, interval, number, short, without
 from cdpg.storage.json_files import mapping, sequence
 
 _REQUIRED = ("base model", "constraint", "evaluated contexts")
@@ -124,7 +124,7 @@ def _judged_otherwise(one: Run, other: Run) -> bool:
     return judged_apart(*(interval(mapping(run.evaluation.get("base")).get("satisfaction")) for run in (one, other)))
 
 
-def judged_apart(one: Interval | None, other: Interval | None) -> bool:
+def judged_apart(one: MeanInterval | None, other: MeanInterval | None) -> bool:
     """Whether two intervals of the base's satisfaction lie farther apart than ``JUDGED_ALIKE``."""
     if one is None or other is None or one.low is None or other.low is None or one.high is None or other.high is None:
         return False

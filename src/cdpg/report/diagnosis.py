@@ -26,7 +26,7 @@ from cdpg.report.training_rules import (
     uneven_weights,
     unfinished,
 )
-from cdpg.report.values import Interval, count, interval, number
+from cdpg.report.values import MeanInterval, count, interval, number
 from cdpg.storage.json_files import mapping, sequence
 
 _OWN = "kl_target_policy"
@@ -90,7 +90,7 @@ def _of_distance(study: Study, model: str, method: str) -> Iterator[Remark]:
     yield from far_from_base(label, method, spent, ideal.base, satisfaction.base, satisfaction.change, coverage)
 
 
-def _distance_along(run: Run) -> tuple[list[tuple[float, Interval]], Interval | None, bool]:
+def _distance_along(run: Run) -> tuple[list[tuple[float, MeanInterval]], MeanInterval | None, bool]:
     """KL(p, π) along a run, the base's, and whether it ended above that.
 
     Pooled if the run logged it pooled. Then the base is not one of the points, since its figure is of the last pool.
@@ -133,7 +133,7 @@ def _is_soft(run: Run) -> bool:
     return any(b is not None and 0 < b < 1 for b in verdicts)
 
 
-def _points(run: Run, name: str) -> list[tuple[float, Interval]]:
+def _points(run: Run, name: str) -> list[tuple[float, MeanInterval]]:
     """A metric at the evaluations along a run, by epoch, without that of the base."""
     known = (
         (count(record.get("epoch")), interval(mapping(record.get("metrics")).get(name))) for record in run.evaluations

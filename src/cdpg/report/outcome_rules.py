@@ -10,7 +10,7 @@ from typing import Literal
 
 from cdpg.methods import label_of, targets_p
 from cdpg.report.remarks import DISTANCE, Finding, Passed, Remark, Topic, Unjudged
-from cdpg.report.values import Interval, short
+from cdpg.report.values import MeanInterval, short
 from cdpg.training.starvation import NEARLY_ALWAYS
 
 FAR_RATIO = 3.0
@@ -41,7 +41,7 @@ NO_EVALUATION = "no evaluation has it for base and tuned model"
 """There is no evaluation, or no sample satisfied, so that a KL is undefined."""
 
 
-def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Iterator[Remark]:
+def no_gain(label: str, before: MeanInterval | None, gain: MeanInterval | None) -> Iterator[Remark]:
     """The tuned model does not satisfy more often than the base, or not by more than chance."""
     if before is None or gain is None:
         yield Unjudged(label, GAIN, NO_EVALUATION)
@@ -67,9 +67,9 @@ def no_gain(label: str, before: Interval | None, gain: Interval | None) -> Itera
 def farther(
     label: str,
     method: str,
-    base: Interval | None,
-    tuned: Interval | None,
-    change: Interval | None,
+    base: MeanInterval | None,
+    tuned: MeanInterval | None,
+    change: MeanInterval | None,
     where: str = "",
 ) -> Iterator[Remark]:
     """The tuned model is no nearer to the ideal model than the base is, by the KL(p, π) of one pool of samples."""
@@ -118,10 +118,10 @@ def needed(gain: float, before: float, coverage: float, distance: float) -> floa
 def far_from_base(
     label: str,
     method: str,
-    spent: Interval | None,
-    distance: Interval | None,
-    before: Interval | None,
-    gain: Interval | None,
+    spent: MeanInterval | None,
+    distance: MeanInterval | None,
+    before: MeanInterval | None,
+    gain: MeanInterval | None,
     coverage: float | None,
 ) -> Iterator[Remark]:
     """KL(π, a) above what the gain in satisfaction needs; a problem if it holds at all ends of the intervals.
@@ -154,7 +154,7 @@ def far_from_base(
 
 
 def moved_away(
-    label: str, points: Sequence[tuple[float, Interval]], base: Interval | None, worse: bool
+    label: str, points: Sequence[tuple[float, MeanInterval]], base: MeanInterval | None, worse: bool
 ) -> Iterator[Remark]:
     """The distance from the ideal model was smaller earlier in the run, intervals apart.
 

@@ -27,7 +27,7 @@ from cdpg.report.diagnosis import diagnose
 from cdpg.report.figures import figures_of
 from cdpg.report.folders import Run
 from cdpg.report.remarks import Diagnosis
-from cdpg.report.samples import Samples, samples_of
+from cdpg.report.samples import SampleExamples, samples_of
 from cdpg.report.study import Group, Study
 from cdpg.report.style import dark_twins
 from cdpg.report.tables import Table, duration, tables_of, written
@@ -104,7 +104,7 @@ class Block:
     tables: list[Table]
     best_marked: bool
     sections: list[Section]
-    samples: Samples
+    samples: SampleExamples
 
 
 def render(studies: Sequence[Study]) -> str:

@@ -50,19 +50,19 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleExamples:
     evaluated: bool
     """Whether they come from an evaluation."""
     code: bool
     examples: tuple[Example, ...]
 
 
-def samples_of(study: Study) -> Samples:
+def samples_of(study: Study) -> SampleExamples:
     """Examples of the evaluation; without one, the last training samples of each run."""
     given = [mapping(item) for item in sequence(study.evaluation.get("examples"))]
     found = given or _from_training(study)
     examples = tuple(_example(study, item) for item in found[:MOST_CONTEXTS])
-    return Samples(bool(given), study.is_code, tuple(example for example in examples if example.outputs))
+    return SampleExamples(bool(given), study.is_code, tuple(example for example in examples if example.outputs))
 
 
 def _example(study: Study, item: Record) -> Example:

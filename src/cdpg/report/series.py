@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cdpg.evaluation.metrics import POOLED
 from cdpg.report.folders import Record, Run
 from cdpg.report.study import Group, Study
-from cdpg.report.values import Interval, count, interval, mean, number
+from cdpg.report.values import MeanInterval, count, interval, mean, number
 from cdpg.storage.json_files import mapping
 
 BINS = 40
@@ -67,7 +67,7 @@ def evaluated(group: Group, metric: str, clock: Clock) -> Series:
     return _series(_across([{place: values[0] for place, values in points.items()} for points in lines]))
 
 
-def base_along(run: Run, metric: str) -> Interval | None:
+def base_along(run: Run, metric: str) -> MeanInterval | None:
     """The base's value on the contexts of the evaluations along a run; a pooled value is of the last pool."""
     if metric == POOLED:
         found = [mapping(record.get("base")) for record in reversed(run.evaluations)]

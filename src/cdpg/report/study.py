@@ -11,7 +11,7 @@ from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.methods import Style
 from cdpg.report.folders import Record, Run
 from cdpg.report.style import BASE
-from cdpg.report.values import Interval, distinct, interval, short, text, visible
+from cdpg.report.values import MeanInterval, distinct, interval, short, text, visible
 from cdpg.storage.json_files import mapping, sequence
 from cdpg.tasks import known_counts, known_metrics
 
@@ -35,9 +35,9 @@ class Group:
 class Beside:
     """A figure of a tuned model and of its base, from one evaluation."""
 
-    base: Interval | None
-    tuned: Interval | None
-    change: Interval | None
+    base: MeanInterval | None
+    tuned: MeanInterval | None
+    change: MeanInterval | None
     """Their difference, paired by context if the file has it."""
 
 
@@ -109,11 +109,11 @@ class Study:
         members = (pair for group in self.groups for pair in zip(group.models, group.runs, strict=False))
         return next((run for name, run in members if name == model), None)
 
-    def metric(self, model: str, name: str) -> Interval | None:
+    def metric(self, model: str, name: str) -> MeanInterval | None:
         """A model's figure from the final evaluation."""
         return interval(mapping(mapping(self.evaluation.get("models")).get(model)).get(name))
 
-    def change(self, model: str, name: str) -> Interval | None:
+    def change(self, model: str, name: str) -> MeanInterval | None:
         """Difference from the model's own base, paired by context if the file has it."""
         return _difference(
             self.evaluation, model, self.describe(name), name, self.metric(model, name),
@@ -165,8 +165,8 @@ def _visible(metric: Metric) -> Metric:
 
 
 def _difference(
-    evaluation: Record, model: str, metric: Metric, name: str, tuned: Interval | None, base: Interval | None
-) -> Interval | None:
+    evaluation: Record, model: str, metric: Metric, name: str, tuned: MeanInterval | None, base: MeanInterval | None
+) -> MeanInterval | None:
     """The change in an evaluation, else the difference of the means; None if the models do not differ."""
     if metric.of_base:
         return None
@@ -174,4 +174,4 @@ def _difference(
     paired = interval(changes.get("difference"))
     if paired is not None or tuned is None or base is None:
         return paired
-    return Interval(tuned.mean - base.mean)
+    return MeanInterval(tuned.mean - base.mean)

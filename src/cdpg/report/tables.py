@@ -14,7 +14,7 @@ from cdpg.evaluation.metrics import POOLED, Metric
 from cdpg.methods import label_of
 from cdpg.report.figures import axis_label
 from cdpg.report.study import Study
-from cdpg.report.values import Interval, count, interval, number, short, visible
+from cdpg.report.values import MeanInterval, count, interval, number, short, visible
 from cdpg.storage.json_files import mapping, sequence
 
 _GROUPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -61,7 +61,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     name: str
     color: str
     cells: tuple[Cell, ...]
@@ -75,7 +75,7 @@ class Table:
     """Stem of its file."""
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     csv: str
     first: str = "model"
     """Title of the column of names."""
@@ -161,11 +161,11 @@ def _metric_table(study: Study, key: str, title: str, names: Sequence[str]) -> T
     rows = []
     for model in study.models:
         cells = tuple(_cell(study, model, name) for name in names)
-        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
+        rows.append(TableRow(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
     of_ideal = [interval(ideal.get(name)) for name in names]
     if any(value is not None for value in of_ideal):
         cells = tuple(_interval_cell(value, study.describe(name)) for value, name in zip(of_ideal, names, strict=True))
-        rows.append(Row("ideal p (estimate)", "", cells, quiet=True))
+        rows.append(TableRow("ideal p (estimate)", "", cells, quiet=True))
     columns = tuple(_column(study.describe(name)) for name in names)
     return Table(key, title, columns, tuple(rows), _metric_csv(study, names, ideal))
 
@@ -202,7 +202,7 @@ def _cell(study: Study, model: str, name: str) -> Cell:
     return Cell(cell.shown, cell.note, shown, cell.sort, best, near)
 
 
-def _standing(study: Study, model: str, name: str, value: Interval, metric: Metric) -> tuple[bool, bool]:
+def _standing(study: Study, model: str, name: str, value: MeanInterval, metric: Metric) -> tuple[bool, bool]:
     """Whether a tuned model is the best, and whether it is not distinguishable from it; False if there is only one."""
     others = [study.metric(other, name) for other in study.tuned]
     means = [other.mean for other in others if other is not None]
@@ -213,19 +213,19 @@ def _standing(study: Study, model: str, name: str, value: Interval, metric: Metr
     return value.mean == best, near and value.mean != best
 
 
-def _interval_cell(value: Interval | None, metric: Metric) -> Cell:
+def _interval_cell(value: MeanInterval | None, metric: Metric) -> Cell:
     if value is None:
         return Cell("–")
     return Cell(written(value.mean, metric.digits), _ends(value, metric.digits), sort=value.mean)
 
 
-def _ends(value: Interval, digits: int) -> str:
+def _ends(value: MeanInterval, digits: int) -> str:
     if value.low is None or value.high is None:
         return ""
     return f"[{written(value.low, digits)}, {written(value.high, digits)}]"
 
 
-def _change(change: Interval, digits: int) -> str:
+def _change(change: MeanInterval, digits: int) -> str:
     if change.low is None or change.high is None:
         return written(change.mean, digits, signed=True)
     low, high = (written(end, digits, signed=True) for end in (change.low, change.high))
@@ -248,14 +248,14 @@ def _between(study: Study) -> Iterator[Table]:
     for model, part in per_model.items():
         values = [interval(mapping(part.get(name)).get("difference")) for name in names]
         cells = tuple(_difference_cell(value, study.describe(name)) for value, name in zip(values, names, strict=True))
-        rows.append(Row(study.label_of(model), study.style_of(model).color, cells))
+        rows.append(TableRow(study.label_of(model), study.style_of(model).color, cells))
         found[model] = values
     columns = tuple(_column(study.describe(name)) for name in names)
     title = f"Differences from {study.label_of(first)}, paired by context"
     yield Table("between", title, columns, tuple(rows), _interval_csv(names, found))
 
 
-def _interval_csv(names: Sequence[str], found: Mapping[str, Sequence[Interval | None]]) -> str:
+def _interval_csv(names: Sequence[str], found: Mapping[str, Sequence[MeanInterval | None]]) -> str:
     """A line a model, with mean and interval of each metric."""
     lines: list[list[object]] = [["model", *(f"{name}{end}" for name in names for end in ("", " low", " high"))]]
     for model, values in found.items():
@@ -265,7 +265,7 @@ def _interval_csv(names: Sequence[str], found: Mapping[str, Sequence[Interval | 
     return to_csv(lines)
 
 
-def _difference_cell(value: Interval | None, metric: Metric) -> Cell:
+def _difference_cell(value: MeanInterval | None, metric: Metric) -> Cell:
     if value is None:
         return Cell("–")
     shown, _, ends = _change(value, metric.digits).partition(" ")
@@ -282,7 +282,7 @@ def _ideal(study: Study) -> Iterator[Table]:
     for model in (model for model in study.models if model in per_model):
         values = [interval(mapping(per_model[model]).get(name)) for name in names]
         cells = tuple(_interval_cell(value, Metric("", "", digits=3)) for value in values)
-        rows.append(Row(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
+        rows.append(TableRow(study.label_of(model), study.style_of(model).color, cells, quiet=study.is_base(model)))
         found[model] = values
     metrics = [study.describe(name) for name in names]
     columns = tuple(Column(metric.label, f"Model / ideal. {metric.meaning}") for metric in metrics)
@@ -310,7 +310,7 @@ def _seeds(study: Study) -> Iterator[Table]:
                 each = " ".join(f"{item:.6g}" for item in sequence(entry.get("values")) if number(item) is not None)
                 lines.append([method, name, value.mean, value.low, value.high, each])  # type: ignore[list-item]
         group = next((group for group in study.groups if group.method == method), None)
-        rows.append(Row(short(label_of(method)), group.style.color if group else "", tuple(cells)))
+        rows.append(TableRow(short(label_of(method)), group.style.color if group else "", tuple(cells)))
     columns = tuple(_column(study.describe(name)) for name in names)
     yield Table("seeds", "Over repetitions with other seeds", columns, tuple(rows), to_csv(lines), first="method")
 
@@ -339,7 +339,7 @@ def _costs(study: Study) -> Iterator[Table]:
         cells = [Cell("–") if value is None else Cell(f"{value:,.0f}", sort=value) for value in list(cost.values())[:3]]
         cells.append(Cell("–") if seconds is None else Cell(duration(seconds), sort=seconds))
         cells.append(Cell("–") if rate is None else Cell(f"{rate:,.1f}", sort=rate))
-        rows.append(Row(study.label_of(model), study.style_of(model).color, tuple(cells)))
+        rows.append(TableRow(study.label_of(model), study.style_of(model).color, tuple(cells)))
         lines.append([model, *cost.values(), rate])  # type: ignore[list-item]
     if rows:
         titles = ("epochs", "training samples", "training tokens", "time of the epochs", "samples per second")

@@ -24,7 +24,7 @@ _STEERING = re.compile(
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """A mean with the ends of its confidence interval, if they are known."""
 
     mean: float
@@ -54,17 +54,17 @@ def count(value: Any) -> float | None:
     return result if result is not None and result >= 0 else None
 
 
-def interval(value: Any) -> Interval | None:
+def interval(value: Any) -> MeanInterval | None:
     """``{"mean", "low", "high"}``, or a number, as an interval; None without a mean."""
     if not isinstance(value, dict):
         mean = number(value)
-        return None if mean is None else Interval(mean)
+        return None if mean is None else MeanInterval(mean)
     mean, low, high = (number(value.get(key)) for key in ("mean", "low", "high"))
     if mean is None:
         return None
     if low is None or high is None or low > high:
-        return Interval(mean)
-    return Interval(mean, low, high)
+        return MeanInterval(mean)
+    return MeanInterval(mean, low, high)
 
 
 def without(value: Any, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Pending
 from cdpg.contexts.contexts import Context
-from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
@@ -81,7 +81,7 @@ class Sampler:
         self,
         number: int,
         contexts: Sequence[Context],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptTokens],
         every_sample: bool,
         watch: Stopwatch,
         stream: str = "train",
@@ -129,7 +129,7 @@ class Sampler:
         self,
         number: int,
         contexts: Sequence[Context],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptTokens],
         first_slot: int,
         watch: Stopwatch,
         stream: str,

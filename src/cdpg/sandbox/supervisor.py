@@ -28,7 +28,7 @@ from cdpg.sandbox.limits import Limits, adopt_orphans, close_standard_streams, r
 from cdpg.sandbox.output import MAX_CAPTURED
 from cdpg.sandbox.protocol import Channel, pack, unpack
 from cdpg.sandbox.worker import describe_exception, exception_text
-from cdpg.sandbox.worker_processes import Chunk, WorkerProcess, WorkerProcesses
+from cdpg.sandbox.worker_processes import WorkerProcess, WorkerProcesses, WorkItem
 
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 256
@@ -64,8 +64,8 @@ class Supervisor:
         self._trainer, self._functions, self._limits = trainer, functions, limits
         self._workers = WorkerProcesses(functions, [trainer.fileno()])
         self._batches: dict[int, _Batch] = {}
-        self._waiting: deque[Chunk] = deque()
-        self._retries: deque[Chunk] = deque()
+        self._waiting: deque[WorkItem] = deque()
+        self._retries: deque[WorkItem] = deque()
         self._seconds_per_sample: dict[str, float] = {}
         self._failed_starts = 0
 
@@ -107,7 +107,7 @@ class Supervisor:
         arguments = {key: unpack(packed) for key, packed in message["arguments"].items()}
         count = len(next(iter(arguments.values())))
         self._batches[message["batch"]] = _Batch(message["function"], arguments, count, [None] * count)
-        self._waiting.append(Chunk(message["batch"], range(count)))
+        self._waiting.append(WorkItem(message["batch"], range(count)))
         self._send_if_complete(message["batch"])
 
     def _import_function(self, reference: str) -> None:
@@ -169,7 +169,7 @@ class Supervisor:
                 self._waiting.appendleft(rest)
             self._assign(self._worker_for(chunk), chunk)
 
-    def _worker_for(self, chunk: Chunk) -> WorkerProcess:
+    def _worker_for(self, chunk: WorkItem) -> WorkerProcess:
         """A worker for a chunk. Used workers come first: the unused ones are for retries.
 
         A slow sample, which is a chunk of its own, gets an unused worker, so that its answer needs no retry.
@@ -182,13 +182,13 @@ class Supervisor:
             return self._workers.spawn()
         return idle[-1] if idle else self._workers.spawn()
 
-    def _split(self, chunk: Chunk) -> tuple[Chunk, Chunk]:
+    def _split(self, chunk: WorkItem) -> tuple[WorkItem, WorkItem]:
         pace = self._seconds_per_sample.get(self._batches[chunk.batch].function)
         size = _FIRST_CHUNK if pace is None else max(1, min(_LARGEST_CHUNK, int(_CHUNK_SECONDS / max(pace, 1e-9))))
         size = min(size, -(-len(chunk.indices) // self._limits.workers))
-        return Chunk(chunk.batch, chunk.indices[:size]), Chunk(chunk.batch, chunk.indices[size:])
+        return WorkItem(chunk.batch, chunk.indices[:size]), WorkItem(chunk.batch, chunk.indices[size:])
 
-    def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
+    def _assign(self, worker: WorkerProcess, chunk: WorkItem) -> None:
         batch = self._batches[chunk.batch]
         part = slice(chunk.indices.start, chunk.indices.stop)
         cpu = self._limits.cpu_seconds if self._is_deterministic(batch) else None
@@ -237,7 +237,7 @@ class Supervisor:
                 elif worker in self._workers.members and worker.chunk is not None:
                     self._handle_answer(worker, worker.chunk, answer)
 
-    def _handle_answer(self, worker: WorkerProcess, chunk: Chunk, answer: Mapping[str, Any]) -> None:
+    def _handle_answer(self, worker: WorkerProcess, chunk: WorkItem, answer: Mapping[str, Any]) -> None:
         batch = self._batches.get(chunk.batch)
         heavy = batch is not None and self._is_deterministic(batch) and answer["peak_growth"] > self._limits.margin
         isolated = worker.unused and worker.done == 0 and (chunk.one_by_one or len(chunk.indices) == 1)
@@ -245,7 +245,7 @@ class Supervisor:
         elapsed = time.monotonic() - worker.since
         worker.unused, worker.done = False, worker.done + len(indices)
         if batch is not None:
-            part = Chunk(chunk.batch, indices, chunk.one_by_one)
+            part = WorkItem(chunk.batch, indices, chunk.one_by_one)
             self._accept_or_retry(batch, part, answer, isolated, heavy, elapsed)
         leaking = answer["leaked"] > 4 * self._limits.margin
         finished = worker.done == len(chunk.indices)
@@ -261,7 +261,7 @@ class Supervisor:
             self._start_clock(worker)
 
     def _accept_or_retry(
-        self, batch: _Batch, chunk: Chunk, answer: Mapping[str, Any], isolated: bool, heavy: bool, elapsed: float
+        self, batch: _Batch, chunk: WorkItem, answer: Mapping[str, Any], isolated: bool, heavy: bool, elapsed: float
     ) -> None:
         """Take an answer; retry in an unused worker if earlier samples may have affected it."""
         raised = answer.get("raised")
@@ -289,7 +289,7 @@ class Supervisor:
 
     def _retry(self, batch: int, indices: range) -> None:
         if indices and batch in self._batches:
-            self._retries.append(Chunk(batch, indices, one_by_one=True))
+            self._retries.append(WorkItem(batch, indices, one_by_one=True))
 
     def _record_failure(self, number: int, index: int, kind: str, detail: str) -> None:
         batch = self._batches.get(number)

@@ -21,7 +21,7 @@ _CPU_PROGRESS = 0.02
 
 
 @dataclass(frozen=True)
-class Chunk:
+class WorkItem:
     """Samples of a batch for one worker: judged in one call, or one by one in an unused worker."""
 
     batch: int
@@ -38,7 +38,7 @@ class WorkerProcess:
     ready: bool = False
     unused: bool = True
     outdated: bool = False
-    chunk: Chunk | None = None
+    chunk: WorkItem | None = None
     done: int = 0
     """Samples of the chunk that are answered."""
     since: float = field(default_factory=time.monotonic)
@@ -59,7 +59,7 @@ class WorkerProcess:
         before, self.last_cpu_seconds = self.last_cpu_seconds, now
         return before is None or now - before > _CPU_PROGRESS
 
-    def assign(self, chunk: Chunk, message: Mapping[str, Any]) -> None:
+    def assign(self, chunk: WorkItem, message: Mapping[str, Any]) -> None:
         """Send a chunk; OSError if the worker has ended."""
         self.chunk, self.done = chunk, 0
         self.channel.put(message)

@@ -19,7 +19,7 @@ from cdpg.config import FIELDS, CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import fingerprint
 from cdpg.errors import UserError
-from cdpg.models.base import Prompt
+from cdpg.models.base import PromptTokens
 from cdpg.models.transformer import digest
 from cdpg.storage.schedule import rate_changes
 
@@ -53,7 +53,7 @@ def origin(
     base: nn.Module,
     constraints: Sequence[str],
     contexts: Sequence[Context],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptTokens],
     held_out: Sequence[Context],
     stop: str | None,
     processes: int,

@@ -8,7 +8,7 @@ from typing import Any
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Judge, name_of
 from cdpg.contexts.contexts import Context
-from cdpg.models.base import LanguageModel, Prompt
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.sampling import StopRule
 from cdpg.storage import provenance, usage
 from cdpg.system.distributed import Processes
@@ -20,7 +20,7 @@ def origin_of(
     base: LanguageModel,
     judge: Judge,
     contexts: Sequence[Context],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptTokens],
     eval_contexts: Sequence[Context],
     stop: StopRule | None,
     processes: Processes,
