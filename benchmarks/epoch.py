@@ -2,9 +2,9 @@
 
     python benchmarks/epoch.py --model FOLDER_OR_HUB_ID [--only sampling,epoch,grpo,memory] [--output FILE.json]
 
-Machines are noisy, so what counts are ratios within one run. Whatever is compared takes turns: each side lives in a
-process of its own, or both in one, and waits while the other works. This process itself loads nothing: on Linux a
-child's high-water mark of memory starts at that of the process that started it.
+Machines are noisy, so only ratios within one run are meaningful. The sides of a comparison take turns: each is in its
+own process, or both in one, and waits while the other works. This process itself loads nothing: on Linux a child's peak
+memory starts at that of its parent.
 """
 
 from __future__ import annotations

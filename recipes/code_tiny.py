@@ -1,11 +1,11 @@
-"""Train `code-tiny`, the base model of the code tasks, from nothing but the standard library.
+"""Train `code-tiny`, the base model of the code tasks, on the standard library.
 
     OMP_NUM_THREADS=1 python recipes/code_tiny.py
 
 One command makes all that the package carries for the code tasks: the lists of signatures (``cdpg/tasks/code/data``),
 the tokenizer and the model (``cdpg/assets/models/code-tiny``). The files of the standard library are split by a seed;
-the model sees functions of the first part alone, and signatures to tune and to evaluate on come from the others. The
-work folder holds a checkpoint for every pass over the data: the same command goes on from the last one.
+the model is trained on functions of the first part only, and signatures to tune and to evaluate on come from the
+others. The work folder holds a checkpoint for every pass over the data; the same command resumes from the last one.
 """
 
 from __future__ import annotations

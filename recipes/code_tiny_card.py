@@ -1,4 +1,4 @@
-"""Saving `code-tiny`, and what is measured of it: how its samples compile, and how they compare with real functions."""
+"""Saves `code-tiny`, and measures how its samples compile and how they compare with real functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `code-tiny` learns from: functions of the standard library, a tokenizer for them, and the lists of contexts."""
+"""The training data of `code-tiny`: functions of the standard library, a tokenizer, and the lists of contexts."""
 
 from __future__ import annotations
 

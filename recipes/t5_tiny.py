@@ -3,8 +3,8 @@
     python recipes/t5_tiny.py [--steps 9000] [--seed 0] [--output src/cdpg/assets/models/t5-tiny]
     python recipes/t5_tiny.py --measure-only        # the figures of the model card again, without training
 
-One model for both tasks, told apart by T5's prefixes. The data are composed afresh at every step by the seeded grammars
-of ``recipes/corpora``, which do not run out of sentences. One core is enough.
+One model serves both tasks, which have different T5 prefixes. The seeded grammars of ``recipes/corpora`` generate new
+data at every step. One core is enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``t5_tiny.py`` measures on the held-out split, and the model card that says it."""
+"""The figures of ``t5_tiny.py`` on the held-out split, and the model card."""
 
 from __future__ import annotations
 

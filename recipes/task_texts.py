@@ -2,7 +2,7 @@
 
     python recipes/task_texts.py [--output src/cdpg/tasks]
 
-The grammars of ``recipes/corpora`` compose them. A file has a row of JSON for each text and what it should become.
+The grammars of ``recipes/corpora`` generate them. A file has a row of JSON for each text and its reference.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _job(asked: dict[str, Any], folder: str, to_resume: bool) -> Job:
 
 
 def _values_of_run(folder: Any) -> dict[str, Any]:
-    """What the run in a folder is, to continue it."""
+    """The values of the run in a folder, to resume it."""
     if not isinstance(folder, str):
         raise UserError(
             "--resume continues the run of a task, of a configuration file or of a folder: give one, such as "

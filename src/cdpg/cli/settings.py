@@ -45,7 +45,7 @@ def settings(
 
 
 def setting_docstrings() -> dict[str, str]:
-    """What every setting means; of ``method``, what each method is."""
+    """The description of every setting; for ``method``, of each method."""
     texts = field_docstrings(CDPGConfig)
     for method in METHODS.values():
         texts |= field_docstrings(method.Settings)

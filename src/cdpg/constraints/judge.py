@@ -237,7 +237,7 @@ class Judge:
 
 
 def _log_printed(name: str, lines: Sequence[str]) -> None:
-    """What a constraint printed: a notice a line, and no more than some. It may hold anything, as samples may."""
+    """Log what a constraint printed, a notice a line, up to a limit; the text is untrusted."""
     shown = [plain_text(line, limit=_LONGEST_LINE) for line in lines if line.strip()]
     for line in shown[:_MOST_LINES]:
         _log.info(f"{name} printed: {line}")

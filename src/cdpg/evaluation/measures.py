@@ -39,7 +39,7 @@ class Measure(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """How its own metrics are shown, by name. One that is not there is shown by its name."""
+        """How its own metrics are shown, by name; a metric without an entry is shown by its name."""
 
     @property
     def counts(self) -> Mapping[str, Count]:
@@ -52,12 +52,12 @@ class Measure(Protocol):
 
 
 def own_metrics(measure: Measure) -> Mapping[str, Metric]:
-    """How a measure's metrics are shown; a user's measure may say nothing of them."""
+    """How a measure's metrics are shown; a user's measure may leave it out."""
     return getattr(measure, "metrics", {})
 
 
 def own_counts(measure: Measure) -> Mapping[str, Count]:
-    """How a measure's counts are shown; a user's measure may say nothing of them."""
+    """How a measure's counts are shown; a user's measure may leave it out."""
     return getattr(measure, "counts", {})
 
 

@@ -45,7 +45,7 @@ class Metric:
 
     @classmethod
     def from_mapping(cls, entry: Any) -> Metric | None:
-        """What a file says of a metric; None where it does not even name it. Nothing in it is trusted."""
+        """A metric's description in a file, which is untrusted; None if it has no name."""
         found = _entry(entry)
         label, better, digits, group = (found.get(key) for key in ("label", "better", "digits", "group"))
         if not isinstance(label, str) or not label.strip():
@@ -77,7 +77,7 @@ class Count:
 
     @classmethod
     def from_mapping(cls, entry: Any) -> Count | None:
-        """What a file says of some counts; None where it does not name them."""
+        """The description of some counts in a file, which is untrusted; None if they have no name."""
         found = _entry(entry)
         title = found.get("title")
         if not isinstance(title, str) or not title.strip():
@@ -86,13 +86,13 @@ class Count:
 
 
 def metric_info(record: Mapping[str, Any]) -> dict[str, Metric]:
-    """What a file says of its own metrics."""
+    """The descriptions of a file's own metrics."""
     found = {name: Metric.from_mapping(entry) for name, entry in _entry(record.get(METRIC_INFO)).items()}
     return {name: metric for name, metric in found.items() if metric is not None}
 
 
 def count_info(record: Mapping[str, Any]) -> dict[str, Count]:
-    """What a file says of its own counts."""
+    """The descriptions of a file's own counts."""
     found = {name: Count.from_mapping(entry) for name, entry in _entry(record.get(COUNT_INFO)).items()}
     return {name: count for name, count in found.items() if count is not None}
 

@@ -123,7 +123,7 @@ class Evaluation:
         }
 
     def _info(self) -> dict[str, Any]:
-        """How the metrics and counts that not every evaluation has are shown."""
+        """How the task's own metrics and counts are shown."""
         found, counted = self.statistics[BASE], self.outcomes[BASE].measured.frequencies
         metrics = {name: metric.to_mapping() for name, metric in self.own_metrics.items() if name in found}
         counts = {name: count.to_mapping() for name, count in self.own_counts.items() if name in counted}

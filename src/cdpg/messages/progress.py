@@ -1,4 +1,4 @@
-"""How far a long piece of work has come, where there is no progress bar.
+"""The progress of long work.
 
 A progress shows and does nothing else. It neither raises nor communicates, so that processes may report unequally; a
 request to stop is looked for elsewhere (``system/stopping.py``).

@@ -33,7 +33,7 @@ def make_method(config: CDPGConfig) -> Method:
 
 
 def label_of(name: str) -> str:
-    """What figures and tables call a method; the name itself where it is not known."""
+    """A method's label in figures and tables; the name itself if the method is not known."""
     return METHODS[name].label if name in METHODS else name
 
 

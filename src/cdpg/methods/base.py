@@ -68,7 +68,7 @@ class EpochLoss:
     state: State
     """For the next epoch."""
     metrics: Mapping[str, float]
-    """What is logged for the epoch."""
+    """Values to log for the epoch."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Method(ABC):
     config: CDPGConfig
 
     name: ClassVar[str]
-    """What ``method`` names it by."""
+    """The value of the setting ``method``."""
     label: ClassVar[str]
-    """What figures and tables call it."""
+    """Its name in figures and tables."""
     description: ClassVar[str]
     """One line, as the model card has it."""
     style: ClassVar[Style]
@@ -155,7 +155,7 @@ class WeightedMethod(Method):
         return state
 
     def metrics(self, state: State) -> Mapping[str, float]:
-        """What is logged for an epoch that ``state`` has seen."""
+        """Values to log for an epoch, from the state after it."""
         return {}
 
     def epoch_loss(

@@ -1,4 +1,4 @@
-"""Where the model is computed, and whether that place can do the precision that is asked for."""
+"""Chooses the device, and checks that it supports the precision."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Study:
 
     @cached_property
     def known_metrics(self) -> dict[str, Metric]:
-        """How metrics are shown, in order: by what the file says, else by what the tasks say."""
+        """How metrics are shown, in order: by the file's descriptions, else by the tasks'."""
         return {name: _visible(metric) for name, metric in known_metrics(self.evaluation).items()}
 
     @cached_property
@@ -88,7 +88,7 @@ class Study:
         return known_counts(self.evaluation)
 
     def describe(self, name: str) -> Metric:
-        """How a metric is shown; one that nothing is known of, by its name."""
+        """How a metric is shown; an unknown one by its name."""
         return self.known_metrics.get(name) or Metric(short(name), "A metric of this run's own.")
 
     @property

@@ -64,7 +64,7 @@ def card(
 
 
 def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
-    """What the hub reads."""
+    """The metadata that the hub reads."""
     from huggingface_hub import ModelCardData
 
     tags = ["cdpg", "controlled-generation", str(settings.get("method", CDPGConfig.method)), settings.get("task")]
@@ -241,7 +241,7 @@ def _limits(evaluation: Mapping[str, Any]) -> str:
 
 
 def _scope(evaluation: Mapping[str, Any]) -> str:
-    """What the figures hold for."""
+    """The contexts for which the figures hold."""
     if not mapping(evaluation.get("tuned")):
         return "Nothing was measured: evaluate the model before relying on it."
     if warning(evaluation):

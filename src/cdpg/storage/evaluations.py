@@ -1,4 +1,4 @@
-"""``evaluation.json``: what the final evaluation of a run measured."""
+"""``evaluation.json``: the results of a run's final evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdpg.system import files
 
 
 def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a run's figures, its costs with them, and its model's card anew; what was written."""
+    """Write a run's figures and costs, and its model's card again; returns what was written."""
     figures = {**result, "costs": {"tuned": costs(run)}}
     try:
         files.make_folder(run.path)  # a trainer may evaluate before it has trained

@@ -1,6 +1,6 @@
-"""What a run writes as it goes on: its configuration, logs and checkpoints.
+"""Writes a run's files during the run: its configuration, logs and checkpoints.
 
-A checkpoint records how long the logs were, and a run that goes on cuts them there.
+A checkpoint records the length of the logs, and a resumed run cuts them there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Journal:
     def describe(self, config: CDPGConfig, inputs: Mapping[str, Any], tuned_on: Iterable[str]) -> None:
         """Write what is needed to repeat the run, and the digests of the prompts that it is tuned on."""
         write_lines(self._folder.tuned_on, sorted(set(tuned_on)))
-        # Not to be overwritten by whoever repeats it from this file.
+        # Without it: a repetition from this file must not overwrite the run.
         settings = config.replace(overwrite_output_dir=False).to_mapping()
         write_yaml(self._folder.config, {**inputs, **settings, "origin": self._origin})
 

@@ -1,4 +1,4 @@
-"""Strict JSON, and YAML of the same values: written whole or not at all, and checked when read."""
+"""Strict JSON and YAML files: written atomically, checked when read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of records, one line of strict JSON each, that grow while a run goes on."""
+"""Files of records, one line of strict JSON each, that grow during a run."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class StopSignal:
         return {owner for owner in owners if isinstance(owner, StopSignal)}
 
     def interruption(self, situation: str, how_to_resume: str) -> Interrupted:
-        """What to raise to stop the run; the signal may have come to another process."""
+        """The exception that stops the run; another process may have received the signal."""
         return Interrupted(f"{situation}; continue with: {how_to_resume}", self.received or signal.SIGTERM)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

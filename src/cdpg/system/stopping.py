@@ -1,4 +1,4 @@
-"""Where a run may be stopped: at stated places, the same on every process."""
+"""Checks for a stop, at the same places on every process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdpg.system.signals import StopSignal
 
 @dataclass(frozen=True)
 class StopCheck:
-    """Ends the work of all processes if a signal has come to any of them.
+    """Ends the work of all processes if any of them has received a signal.
 
     A check communicates, so all processes must check at the same places.
     """
