@@ -34,11 +34,13 @@ settings.register_profile("cdpg", deadline=None, derandomize=True)
 settings.load_profile("cdpg")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Tests send signals to what they start, which inherits those that a shell or nohup had these tests ignore."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.share()
 
 
 def pytest_unconfigure() -> None:

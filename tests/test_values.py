@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from fcntl import LOCK_EX, flock
@@ -26,6 +25,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import values
+import warm
 from reference.evaluation import Evaluation
 from reference.methods import Settings
 from reference.model import END
@@ -138,10 +138,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Expected:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        told |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         processes = [
             subprocess.Popen(
-                [sys.executable, values.__file__, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                [warm.python(), values.__file__, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
             )
             for rank in range(2)

@@ -5,6 +5,9 @@ program to start in place of ``sys.executable``. For ``-m cdpg`` and for scripts
 its standard streams and its environment, passes signals on and ends as the fork ends; anything else it leaves to the
 interpreter. ``sys.executable`` of a fork is that program, so the processes which a fork starts are quick, too.
 
+The server waits for its first request before it imports anything. Test processes side by side have one in common,
+which the process that started them keeps (:func:`share`).
+
 What an import does, or a forgotten one, is not seen this way: some tests start the interpreter itself.
 """
 
@@ -24,6 +27,10 @@ from typing import Any, NamedTuple
 TESTS = os.path.dirname(os.path.abspath(__file__))
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MODULE = ["-m", "cdpg"]
+_NOTHING = bytes(8)
+"""The length of a request that asks for nothing but an answer."""
+_SHARED = "CDPG_TESTS_PYTHON"
+"""The environment variable that holds the path of the program, for test processes that have one in common."""
 
 
 # --- the test's side ---
@@ -31,7 +38,21 @@ _MODULE = ["-m", "cdpg"]
 
 @functools.cache
 def python() -> str:
-    """The program. The server is started on the first call; see :func:`close`."""
+    """The program, once its server is ready. Unless there is one to share, the first call starts it."""
+    program = os.environ.get(_SHARED) or _start_server()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.path.join(os.path.dirname(program), "socket"))
+        connection.sendall(_NOTHING)
+        _receive(connection, len(_NOTHING))
+    return program
+
+
+def share() -> None:
+    """Have the test processes that this one starts use one server, which ends with :func:`close`."""
+    os.environ[_SHARED] = _start_server()
+
+
+def _start_server() -> str:
     import subprocess
     import tempfile
 
@@ -67,6 +88,8 @@ def close() -> None:
         server.wait(30)
         server.stdout.close()
         shutil.rmtree(os.path.dirname(server.args[2]))
+        if os.environ.get(_SHARED) == server.args[3]:
+            del os.environ[_SHARED]
     _SERVERS.clear()
     python.cache_clear()
 
@@ -157,13 +180,17 @@ class Server:
         self._listener.bind(address)
         self._listener.listen(64)
         self._children: dict[int, socket.socket] = {}
+
+    def is_wanted(self) -> bool:
+        """Wait for a request, which is left where it is, or for the end of the tests."""
+        return 0 not in select.select([0, self._listener.fileno()], [], [])[0]
+
+    def run(self) -> Request | None:
+        """The request, in a fork that was made for one; None, in the server, when the tests are over."""
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         signal.set_wakeup_fd(self._waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-
-    def run(self) -> Request | None:
-        """The request, in a fork that was made for one; None, in the server, when the tests are over."""
         while True:
             waiting = {connection.fileno(): pid for pid, connection in self._children.items()}
             ready, _, _ = select.select([0, self._woken, self._listener.fileno(), *waiting], [], [])
@@ -194,6 +221,10 @@ class Server:
     def _fork(self) -> Request | None:
         connection, _ = self._listener.accept()
         size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+        if size in (b"", _NOTHING):  # whoever asked has gone, or wants to know that there is somebody
+            with contextlib.suppress(OSError), connection:
+                connection.sendall(size)
+            return None
         content = json.loads(_receive(connection, int.from_bytes(size, "big")))
         pid = os.fork()
         if pid == 0:
@@ -206,7 +237,8 @@ class Server:
         for stream in streams:
             os.close(stream)
         self._children[pid] = connection
-        connection.sendall(pid.to_bytes(8, "big"))
+        with contextlib.suppress(OSError):  # as above: the fork is ended when the connection is looked at
+            connection.sendall(pid.to_bytes(8, "big"))
         return None
 
 
@@ -275,11 +307,13 @@ def become(request: Request, program: str) -> None:
 
 
 def main(address: str, program: str) -> None:
-    warm_up()
     server = Server(address)
-    gc.freeze()  # a collection would write to, and so copy, what the forks share
     sys.stdout.write("ready\n")
     sys.stdout.flush()
+    if not server.is_wanted():
+        return
+    warm_up()
+    gc.freeze()  # a collection would write to, and so copy, what the forks share
     request = server.run()
     if request is not None:
         become(request, program)
