@@ -18,7 +18,9 @@ demo: $(READY)
 	  --set contexts_per_epoch=36 --set num_generations=14 --set learning_rate=1.05e-4 \
 	  --set evaluate_every=12 --set evaluation_samples=16
 
-test: lint types unit
+# The types are looked at beside the tests.
+test: lint
+	$(MAKE) -j 2 types unit
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,6 +32,9 @@ format: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Bytecode is kept, also where the environment says otherwise: the tests start hundreds of processes.
+unit test-faults: export PYTHONDONTWRITEBYTECODE =
 
 unit: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal

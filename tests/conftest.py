@@ -19,28 +19,32 @@ os.environ.update(
     MPLBACKEND="agg",
 )
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import settings
 
 import warm
 from noticed import noticed
 
-torch.set_num_threads(1)
-
-# A slow machine is no failure, and a failure must come back when the test is run again.
-settings.register_profile("cdpg", deadline=None, derandomize=True)
-settings.load_profile("cdpg")
-
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make ready for tests, or for starting the processes that run them, which should not have to wait for torch."""
+    _heed_signals()
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.share()
+        return
+    import torch
+    from hypothesis import settings
+
+    torch.set_num_threads(1)
+    # A slow machine is no failure, and a failure must come back when the test is run again.
+    settings.register_profile("cdpg", deadline=None, derandomize=True)
+    settings.load_profile("cdpg")
+
+
+def _heed_signals() -> None:
     """Tests send signals to what they start, which inherits those that a shell or nohup had these tests ignore."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        warm.share()
 
 
 def pytest_unconfigure() -> None:
@@ -70,6 +74,9 @@ def notices() -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -78,6 +85,7 @@ def _same_random_numbers() -> None:
 @pytest.fixture(autouse=True)
 def _global_torch_state_left_alone() -> Iterator[None]:
     """The program promises to set no global torch flag; a test that does would also disturb its neighbours."""
+    import torch
 
     def state() -> tuple[object, ...]:
         return (

@@ -62,14 +62,14 @@ OWN = ["--model", "llama", "--contexts", "contexts.csv", "--constraint", "checks
 
 
 def test_run_and_sample(workplace: Path) -> None:
-    result = cdpg(workplace, "run", *OWN, *SMALL, "--epochs", "3", "--output-dir", "out")
+    result = cdpg(workplace, "run", *OWN, *SMALL, "--epochs", "3", "--output-dir", "out", "--no-report")
     assert result.returncode == 0, result.stderr
     assert "cdpg on llama: 2 contexts, 3 epochs of 2 contexts × 4 samples" in result.stderr
     assert "epoch 3/3" in result.stderr
     assert re.search(r"an epoch takes about .*; at most .* of memory", result.stderr)
     assert "cdpg sample out" in result.stdout
     assert [record["epoch"] for record in read_jsonl(workplace / "out" / "metrics.jsonl")] == [1, 2, 3]
-    again = cdpg(workplace, "run", "out/config.yaml", "--output-dir", "again")
+    again = cdpg(workplace, "run", "out/config.yaml", "--output-dir", "again", "--no-report")
     assert again.returncode == 0, again.stderr
     assert (workplace / "again" / "samples.jsonl").read_bytes() == (workplace / "out" / "samples.jsonl").read_bytes()
     sampled = cdpg(workplace, "sample", "out", "--context", "two dogs", "-n", "2")
@@ -83,7 +83,7 @@ def test_run_from_a_file(workplace: Path) -> None:
         "epochs: 9\nmax_completion_length: 6\nnum_generations: 4\ncontexts_per_epoch: 2\noutput_dir: out\n",
         encoding="utf-8",
     )
-    result = cdpg(workplace, "run", "job.yaml", "--epochs", "1")
+    result = cdpg(workplace, "run", "job.yaml", "--epochs", "1", "--no-report")
     assert result.returncode == 0, result.stderr
     assert "reinforce on llama" in result.stderr
     assert "method: reinforce" in (workplace / "out" / "config.yaml").read_text(encoding="utf-8")
@@ -213,6 +213,7 @@ def test_a_run_is_continued_by_its_folder_alone(
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: int, status: int) -> None:
     arguments = ["run", *OWN, *SMALL, "--epochs", "100000", "--output-dir", "out", "--set", "warmup_epochs=0"]
+    arguments.append("--no-report")
     process = subprocess.Popen(
         [warm.python(), "-m", "cdpg", *arguments], cwd=workplace, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},

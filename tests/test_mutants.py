@@ -18,10 +18,7 @@ from mutants.fault_list import ROOT, Fault
 sys.path.append(str(Path(fault_list.__file__).parent))  # scripts there import each other
 
 import forks
-import patching
-import survivors
 from coverage_map import CoverageMap
-from operators import mutants_of
 
 FAULTS = fault_list.load()
 
@@ -92,6 +89,8 @@ def test_areas_and_names_choose_faults(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_mutants_of_a_file(tmp_path: Path) -> None:
+    from operators import mutants_of  # takes a second, which would be lost in every process that collects tests
+
     path = tmp_path / "example.py"
     path.write_text(
         "def double(x, by=2):\n    return x * by\n\n\nclass Thing:\n    def f(self):\n        return not self.x\n",
@@ -108,6 +107,9 @@ def test_mutants_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_patched_function_runs_the_mutant() -> None:
+    import patching
+    from operators import mutants_of
+
     from cdpg.target.target import log_target
 
     (mutant,) = (one for one in mutants_of("src/cdpg/target/target.py") if "log_a - b.log()" in one.change)
@@ -123,6 +125,9 @@ def test_a_patched_function_runs_the_mutant() -> None:
 
 
 def test_a_patch_reaches_methods_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import patching
+    from operators import mutants_of
+
     path = tmp_path / "patched_example.py"
     path.write_text(
         "class Thing:\n    @staticmethod\n    def f(x, by=2, *, more=10):\n        return x * by + more\n",
@@ -179,6 +184,8 @@ def test_forks_report_how_they_ended() -> None:
 
 
 def test_every_mutant_that_may_live_still_exists() -> None:
+    import survivors
+
     for (file, function, change), reason in survivors.load().items():
         source = (ROOT / file).read_text(encoding="utf-8")
         assert len(reason) > 20

@@ -20,6 +20,7 @@ import pytest
 from huggingface_hub import constants
 
 import tiny
+from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError, UserError
 from cdpg.storage.hub import push_folder
 from cdpg.storage.json_files import write_yaml
@@ -142,29 +143,6 @@ def test_a_run_is_pushed_by_the_command(hub: Hub, tmp_path: Path) -> None:
     assert "Traceback" not in refused.stderr
 
 
-TRAINER = """
-from cdpg import CDPGConfig, CDPGTrainer
-
-config = CDPGConfig(
-    output_dir="run", epochs=1, contexts_per_epoch=1, num_generations=2, max_completion_length=3, device="cpu",
-    check_workers=0,
-)
-trainer = CDPGTrainer("llama", lambda prompts, completions: [True for _ in prompts], config, [{"prompt": "two dogs"}])
-trainer.train()
-assert trainer.push_to_hub("me/short").endswith("/me/short")
-"""
-
-
-def test_a_trainer_pushes_its_model(hub: Hub, tmp_path: Path) -> None:
-    tiny.save(tmp_path / "llama", "llama")
-    result = python(hub, tmp_path, "-c", TRAINER)
-    assert result.returncode == 0, (result.stderr, hub.requests)
-    model = tmp_path / "run" / "model"
-    assert hub.files == {path.name: path.read_bytes() for path in model.iterdir()}
-    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
-    assert not is_private(hub.created[0])
-
-
 def test_what_cannot_be_pushed_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model's folder"):
         push_folder(tmp_path / "none", "me/short")
@@ -185,6 +163,30 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(constants, "ENDPOINT", address)
 
     return look
+
+
+def test_a_trainer_pushes_its_model(
+    hub: Hub, tmp_path: Path, online: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CDPGConfig(
+        output_dir=str(tmp_path / "run"), epochs=1, contexts_per_epoch=1, num_generations=2, max_completion_length=3,
+        device="cpu", check_workers=0,
+    )  # fmt: skip
+    trainer = CDPGTrainer(
+        str(tiny.save(tmp_path / "llama", "llama")),
+        lambda prompts, completions: [True for _ in prompts],
+        config,
+        [{"prompt": "two dogs"}],
+    )
+    trainer.train()
+    online(hub.address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # as in environment()
+    assert trainer.push_to_hub("me/short").endswith("/me/short")
+    model = tmp_path / "run" / "model"
+    assert hub.files == {path.name: path.read_bytes() for path in model.iterdir()}
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
+    assert not is_private(hub.created[0])
 
 
 def test_without_network_there_is_one_sentence(tmp_path: Path, online: Callable[[str], None]) -> None:

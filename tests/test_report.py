@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
@@ -67,6 +68,22 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(compared: Path) -> Page:
     return Page(write_report([compared], compared / "report.html"))
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures get all that we draw into them and are then left empty: painting takes three quarters of the time.
+
+    For tests of words and tables. Others paint every kind of figure, also from runs with parts missing or damaged.
+    """
+
+    def leave(figure: Figure, file: io.BytesIO, **options: Any) -> None:
+        file.write(b'<svg xmlns="http://www.w3.org/2000/svg"/>')
+
+    monkeypatch.setattr(Figure, "savefig", leave)
+
+
+UNPAINTED = pytest.mark.usefixtures("unpainted")
 
 
 class Page(HTMLParser):
@@ -202,6 +219,7 @@ def test_the_report_is_made_without_torch_and_is_the_same_each_time(page: Page, 
     assert (tmp_path / "r.html").read_text(encoding="utf-8") == page.source
 
 
+@UNPAINTED
 @pytest.mark.parametrize("task", ["translation-numbers", "summarization-entities"])
 def test_tasks_with_prose(task: str, tmp_path: Path) -> None:
     page = Page(write_report([compare_folder(tmp_path / "runs", task, epochs=20)], tmp_path / "report.html"))
@@ -211,6 +229,7 @@ def test_tasks_with_prose(task: str, tmp_path: Path) -> None:
     assert "beam search" in page.text
 
 
+@UNPAINTED
 def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
     runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]
     study = read_study(runs)
@@ -223,6 +242,7 @@ def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
     assert write_report(runs, tmp_path / "report.html").is_file()
 
 
+@UNPAINTED
 def test_pooled_figures_of_several_pools_stand_in_no_table(tmp_path: Path) -> None:
     runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]
     assert POOLED in read_study(runs).metrics, "the base has one value in both: they are of one pool"
@@ -587,6 +607,7 @@ def test_intervals() -> None:
 # Parts missing.
 
 
+@UNPAINTED
 @pytest.mark.parametrize(
     "missing", ["evaluation.json", "evaluations.jsonl", "metrics.jsonl", "samples.jsonl", "config.yaml"]
 )
@@ -609,6 +630,7 @@ def test_a_run_with_one_file_alone(only: str, tmp_path: Path) -> None:
     assert Page(write_report([run], tmp_path / "report.html")).count("h1") == 1
 
 
+@UNPAINTED
 def test_an_unfinished_comparison(tmp_path: Path) -> None:
     folder = compare_folder(tmp_path / "compare", epochs=40)
     (folder / "comparison.json").unlink()
@@ -667,6 +689,7 @@ def test_metrics_that_nothing_describes(tmp_path: Path) -> None:
     assert "politeness" in page.text and "Other metrics" in page.text
 
 
+@UNPAINTED
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run was given"):
         write_report([], tmp_path / "report.html")

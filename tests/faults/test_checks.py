@@ -99,16 +99,26 @@ def slowdown() -> float:
     return time.monotonic() - wall
 
 
-def judged(constraint: Callable[..., Any], texts: Sequence[str], limits: Limits) -> Verdicts:
-    """Texts as bodies of a function, or as they are."""
+@contextlib.contextmanager
+def judging(constraint: Callable[..., Any], limits: Limits) -> Iterator[Callable[[Sequence[str]], Verdicts]]:
+    """Judges texts as bodies of a function, or as they are."""
     code = constraint in (python_code.compiles, python_code.pep8_clean)
     prompt = "def f():" if code else SOURCE
-    bodies = ["\n" + textwrap.indent(text, "    ") if code else text for text in texts]
     judge = Judge(constraint, limits)
-    try:
+
+    def verdicts(texts: Sequence[str]) -> Verdicts:
+        bodies = ["\n" + textwrap.indent(text, "    ") if code else text for text in texts]
         return judge.collect(judge.submit([Context(prompt, {}, 1)] * len(texts), bodies, [[0]] * len(texts)))
+
+    try:
+        yield verdicts
     finally:
         judge.close()
+
+
+def judged(constraint: Callable[..., Any], texts: Sequence[str], limits: Limits) -> Verdicts:
+    with judging(constraint, limits) as verdicts_of:
+        return verdicts_of(texts)
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
@@ -161,12 +171,12 @@ def test_ten_thousand_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any])
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)
 def test_fuzzed_texts_get_a_verdict(constraint: Callable[..., Any], count: int) -> None:
     texts = fuzzed(count, seed=1)
-    with unharmed(SHORT):
-        verdicts = judged(constraint, texts, SHORT)
-    assert verdicts.failures == {}
     # Another order, and so other neighbours and other workers.
     order = random.Random(2).sample(range(len(texts)), len(texts))
-    again = judged(constraint, [texts[place] for place in order], SHORT)
+    with unharmed(SHORT), judging(constraint, SHORT) as verdicts_of:
+        verdicts = verdicts_of(texts)
+        again = verdicts_of([texts[place] for place in order])
+    assert verdicts.failures == {}
     assert again.b == [verdicts.b[place] for place in order]
 
 

@@ -42,7 +42,8 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    command = [warm.python(), "-m", "cdpg", *(words or ["run"]), "--model", "llama", "--contexts", "contexts.csv"]
+    words = words or ("run", "--no-report")
+    command = [warm.python(), "-m", "cdpg", *words, "--model", "llama", "--contexts", "contexts.csv"]
     command += ["--constraint", "checks:even", "--epochs", "1000000", "--output-dir", "a run's folder"]
     for setting in SETTINGS:
         command += ["--set", setting]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where it was built
 ROOT = Path(__file__).parents[2]
 LISTS = Path(__file__).parent / "faults"
 
@@ -65,7 +66,7 @@ def load(areas: Collection[str] = (), names: Collection[str] = ()) -> list[Fault
 def _read(path: Path) -> list[Fault]:
     keys = {field.name for field in fields(Fault)} - {"area"}
     faults = []
-    for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or []:
+    for entry in yaml.load(path.read_text(encoding="utf-8"), READER) or []:
         if set(entry) != keys or not all(isinstance(entry[key], str) for key in keys - {"tests"}):
             raise ValueError(f"{path.name}: {entry.get('name')}: expected exactly the keys {', '.join(sorted(keys))}")
         faults.append(Fault(area=path.stem, **(entry | {"tests": tuple(entry["tests"])})))

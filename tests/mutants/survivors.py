@@ -7,9 +7,13 @@ of a diff.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
-from operators import Mutant
+from fault_list import READER
+
+if TYPE_CHECKING:
+    from operators import Mutant
 
 LIST = Path(__file__).parent / "survivors.yaml"
 
@@ -17,7 +21,7 @@ LIST = Path(__file__).parent / "survivors.yaml"
 def load() -> dict[tuple[str, str, str], str]:
     """The reason by file, function and change."""
     reasons = {}
-    for group in yaml.safe_load(LIST.read_text(encoding="utf-8")) or []:
+    for group in yaml.load(LIST.read_text(encoding="utf-8"), READER) or []:
         if set(group) != {"reason", "mutants"}:
             raise ValueError(f"{LIST.name}: expected reason and mutants, not {', '.join(group)}")
         for mutant in group["mutants"]:
