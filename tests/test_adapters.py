@@ -76,13 +76,13 @@ def test_log_a_is_that_of_the_model_before_its_adapters(
     trainer = make(tmp_path, model, peft.LoraConfig(r=4, target_modules=Q, **settings), family)
     assert (trainer.base is not trainer.policy) == copied
     seen = []
-    collect = trainer._collect
+    collect = trainer._draw
 
     def watched(*given: Any) -> Any:
         seen.append(collect(*given))
         return seen[-1]
 
-    trainer._collect = watched  # type: ignore[method-assign]
+    trainer._draw = watched  # type: ignore[method-assign]
     before = logits(trainer.model)
     trainer.train()
     assert len(seen) == 3

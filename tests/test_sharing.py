@@ -269,7 +269,7 @@ def test_rows_are_spread_over_their_contexts_and_collected_again() -> None:
     for context in range(4):
         held = rows[context == CONTEXT].tolist()
         assert spread[context, : len(held)].tolist() == held
-    assert torch.equal(groups.collect(spread), rows)
+    assert torch.equal(groups.merge(spread), rows)
     even = Groups.of(torch.tensor([0, 0, 1, 1]), 2)
     assert even.slots is None
     assert even.spread(rows[:4]).tolist() == [[0, 1], [2, 3]]

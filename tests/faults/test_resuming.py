@@ -264,14 +264,14 @@ class Trouble(Exception):
 
 def trouble_in(trainer: CDPGTrainer, epoch: int) -> CDPGTrainer:
     """A trainer that fails while it collects the samples of an epoch."""
-    collect = trainer._collect
+    collect = trainer._draw
 
     def stub(number: int, *given: Any) -> Any:
         if number == epoch:
             raise Trouble
         return collect(number, *given)
 
-    trainer._collect = stub  # type: ignore[method-assign]
+    trainer._draw = stub  # type: ignore[method-assign]
     return trainer
 
 

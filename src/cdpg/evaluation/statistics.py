@@ -43,7 +43,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Interval:
+class Estimate:
     """A figure and its interval; None if undefined. A single context gives no interval."""
 
     mean: float | None
@@ -105,22 +105,22 @@ def resample(contexts: int, seed: int, resamples: int = RESAMPLES) -> Array:
     return counts
 
 
-def interval(statistic: Statistic, resamples: Array) -> Interval:
+def interval(statistic: Statistic, resamples: Array) -> Estimate:
     """A metric with its expanded percentile interval."""
     return _interval(statistic.value(), statistic.on(resamples), resamples)
 
 
-def difference(after: Statistic, before: Statistic, resamples: Array) -> Interval:
+def difference(after: Statistic, before: Statistic, resamples: Array) -> Estimate:
     """after − before, both on the same resamples: paired by context."""
     return _interval(after.value() - before.value(), after.on(resamples) - before.on(resamples), resamples)
 
 
-def ratio(after: Statistic, before: Statistic, resamples: Array) -> Interval:
+def ratio(after: Statistic, before: Statistic, resamples: Array) -> Estimate:
     """after / before, paired by context; undefined unless both, and the interval of ``before``, are positive."""
     divisor = interval(before, resamples)
     least = divisor.mean if divisor.low is None else divisor.low
     if least is None or least <= 0 or not after.value() > 0:
-        return Interval(None, None, None)
+        return Estimate(None, None, None)
     both = np.stack([after.on(resamples), before.on(resamples)], axis=1)
     value = float(quotient(np.array([after.value(), before.value()])))
     return _interval(value, quotient(both), resamples)
@@ -157,13 +157,13 @@ def _student_within(freedom: int, angle: float) -> float:
     return float(math.sin(angle) * terms.sum())
 
 
-def _interval(value: float, values: Array, resamples: Array) -> Interval:
+def _interval(value: float, values: Array, resamples: Array) -> Estimate:
     """Percentiles of the resamples that have a value, around the value itself."""
     if not np.isfinite(value):
-        return Interval(None, None, None)
+        return Estimate(None, None, None)
     kept, contexts = values[np.isfinite(values)], resamples.shape[1]
     if contexts < 2 or not len(kept):
-        return Interval(value, None, None)
+        return Estimate(value, None, None)
     tail = 100 * expanded_tail(contexts)
     low, high = np.percentile(kept, [tail, 100 - tail])
-    return Interval(value, float(low), float(high))
+    return Estimate(value, float(low), float(high))

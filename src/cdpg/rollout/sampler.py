@@ -155,11 +155,11 @@ class Sampler:
             watch.lap("constraint")
         samples = assemble(contexts, prompts, chunks, per_context)
         watch.lap("sampling")
-        checked = self._collect(chunks, pending, len(prompts))
+        checked = self._tabulate(chunks, pending, len(prompts))
         watch.lap("constraint")
         return samples, checked
 
-    def _collect(self, chunks: Sequence[Chunk], pending: Sequence[Pending], contexts: int) -> Checked:
+    def _tabulate(self, chunks: Sequence[Chunk], pending: Sequence[Pending], contexts: int) -> Checked:
         b = torch.zeros(contexts * self.config.num_generations, dtype=torch.float64)
         failures: dict[int, CheckFailure] = {}
         inapplicable: list[int] = []

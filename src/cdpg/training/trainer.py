@@ -262,7 +262,7 @@ class CDPGTrainer(TakesCallbacks):
         """One round: sample, judge, score, step, log."""
         started, watch = time.perf_counter(), Stopwatch()
         try:
-            rollout = self._collect(number, watch)
+            rollout = self._draw(number, watch)
         except Exception:
             self._rescue(number - 1)
             raise
@@ -296,7 +296,7 @@ class CDPGTrainer(TakesCallbacks):
         self._callbacks.step_end(record)
         return record
 
-    def _collect(self, number: int, watch: Stopwatch) -> Rollout:
+    def _draw(self, number: int, watch: Stopwatch) -> Rollout:
         """The samples of an epoch, judged and scored."""
         chosen = self._stream.draw(number - 1, self.args.contexts_per_epoch)
         contexts, prompts = [self.contexts[i] for i in chosen], [self._prompts[i] for i in chosen]

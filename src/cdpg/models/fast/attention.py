@@ -112,7 +112,7 @@ def _prompt_scores(folded: Tensor, prefix: PrefixLayer) -> Tensor:
     groups = prefix.shared.groups
     spread = groups.spread(folded).transpose(1, 2)  # [C, K, width, G, D]
     scores = _product(spread.flatten(2, 3), prefix.keys.transpose(2, 3))
-    return groups.collect(scores.unflatten(2, spread.shape[2:4]).transpose(1, 2))
+    return groups.merge(scores.unflatten(2, spread.shape[2:4]).transpose(1, 2))
 
 
 def _prompt_values(weights: Tensor, prefix: PrefixLayer) -> Tensor:
@@ -120,7 +120,7 @@ def _prompt_values(weights: Tensor, prefix: PrefixLayer) -> Tensor:
     groups = prefix.shared.groups
     spread = groups.spread(weights).transpose(1, 2)  # [C, K, width, G, P]
     values = _product(spread.flatten(2, 3), prefix.values)
-    return groups.collect(values.unflatten(2, spread.shape[2:4]).transpose(1, 2))
+    return groups.merge(values.unflatten(2, spread.shape[2:4]).transpose(1, 2))
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -72,7 +72,7 @@ class Groups:
         spread: Tensor = full.unflatten(0, (self.count, -1))
         return spread
 
-    def collect(self, spread: Tensor) -> Tensor:
+    def merge(self, spread: Tensor) -> Tensor:
         """``[C, width, …]`` back to ``[R, …]``."""
         flat = spread.flatten(0, 1)
         return flat if self.place is None else flat.index_select(0, self.place)
