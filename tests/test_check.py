@@ -238,7 +238,7 @@ def test_the_command_on_a_constraint_that_raises(tmp_path: Path) -> None:
     assert "contexts without a verdict on any sample │ 3" in output
     assert "100.0% (24 exception)" in output
     assert "test_check:broken raised ValueError" in output
-    assert "mend the constraint first" in output
+    assert "fix the constraint first" in output
 
 
 def needy(prompts: Any, completions: Any, source: Any) -> list[bool]:

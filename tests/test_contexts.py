@@ -178,7 +178,7 @@ UNREADABLE: dict[str, tuple[str, str | bytes, str]] = {
     "blank": ("a.jsonl", "\ufeff \r\n\n", "'a.jsonl' is empty: give at least one context"),
     "header only": ("a.csv", "prompt,k\n\n", "'a.csv' has a header and no rows below it: give at least one context"),
     "no items": ("a.json", "[]", "'a.json' holds no contexts: give at least one"),
-    "ending": ("a.parquet", "x", "one of .csv, .tsv, .jsonl, .ndjson, .json, .txt; '.parquet' is none of them"),
+    "ending": ("a.parquet", "x", "one of .csv, .tsv, .jsonl, .ndjson, .json, .txt; '.parquet' is not one of them"),
     "latin-1": ("a.csv", "prompt\nok\ncaf\xe9\n".encode("latin-1"), "'a.csv', line 3: byte 0xe9 is not UTF-8 text"),
     "latin-1 behind a mark": ("a.txt", b"\xef\xbb\xbfa\n\xe9", "'a.txt', line 2: byte 0xe9 is not UTF-8 text"),
     "utf-16": ("a.txt", "hello".encode("utf-16"), "'a.txt' is encoded in UTF-16, UTF-8 was expected: save it as UTF-8"),

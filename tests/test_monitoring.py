@@ -214,15 +214,15 @@ WORKERS = "if it needs a GPU or what only the training process has, set check_wo
     ("kind", "detail", "cure"),
     [
         ("timeout", "no answer after 5 s", "make it quicker or raise check_seconds"),
-        ("value", "returned 3 values for 2 samples", "mend the constraint"),
-        ("exception", "ValueError: about nothing", "mend the constraint"),
+        ("value", "returned 3 values for 2 samples", "fix the constraint"),
+        ("exception", "ValueError: about nothing", "fix the constraint"),
         ("memory", "MemoryError", "let it take less memory or raise check_memory"),
-        ("died", "the worker was ended by SIGKILL", f"mend the constraint, or {WORKERS}"),
-        ("exception", "ModuleNotFoundError: No module named 'x'", f"mend the constraint, or {WORKERS}"),
+        ("died", "the worker was ended by SIGKILL", f"fix the constraint, or {WORKERS}"),
+        ("exception", "ModuleNotFoundError: No module named 'x'", f"fix the constraint, or {WORKERS}"),
         (
             "exception",
             "RuntimeError: Cannot re-initialize CUDA in forked subprocess",
-            f"mend the constraint, or {WORKERS}",
+            f"fix the constraint, or {WORKERS}",
         ),
     ],
 )

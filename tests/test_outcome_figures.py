@@ -373,8 +373,7 @@ def test_measuring_that_failed_is_reported_with_its_kinds() -> None:
     outcome = BASE.outcome(unmeasured=Counter({"timeout": 1200, "memory": 3}))
     notices = Evaluation.of({"base": outcome}, {}, CONFIG, {}).to_mapping({"base": "base"})["notices"]
     assert notices[-1] == (
-        "base: measuring the outputs failed 1,203 times (timeout 1,200, memory 3), and what it would have told is left "
-        "out"
+        "base: measuring the outputs failed 1,203 times (timeout 1,200, memory 3), and these measurements are left out"
     )
 
 

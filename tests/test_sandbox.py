@@ -695,7 +695,7 @@ def test_an_evaluation_leaves_out_and_counts_what_could_not_be_measured(tmp_path
     lengths = [np.mean([len(t) for t in row if not t.startswith("a")]) for row in found.outcomes["base"].texts]
     assert found.metrics()["base"]["letters"]["mean"] == pytest.approx(np.mean(lengths))
     assert found.to_mapping({"base": "base"})["notices"] == [
-        f"base: measuring the outputs failed {died} times (died {died}), and what it would have told is left out"
+        f"base: measuring the outputs failed {died} times (died {died}), and these measurements are left out"
     ]
 
 

@@ -85,7 +85,7 @@ class CDPGConfig:
     num_generations: int = 32
     """M: samples drawn for each context."""
     max_completion_length: int = 128
-    """Longest completion, in tokens; a longer one is cut and counts as it stands."""
+    """Longest completion, in tokens; a longer one is cut and judged like any other."""
     learning_rate: float = 1e-5
     """Adam's rate after the warm-up."""
     warmup_epochs: int | None = None

@@ -37,7 +37,7 @@ def warn_of_plain_prompts(tokenizer: Any, contexts: Sequence[Context]) -> None:
         return
     count = f"the {plain:,} prompts are" if plain > 1 else "the prompt is"
     _log.warning(
-        f"the model has a chat template, and {count} plain text, which it is sent as it stands: to send a user's "
+        f"the model has a chat template, and {count} plain text, which is sent unchanged: to send a user's "
         f"message, {for_caller('add --chat', 'set chat=True in CDPGConfig')}, or give prompts as lists of messages"
     )
 

@@ -80,8 +80,8 @@ def _file_rows(path: Path, text_column: str, limit: int | None) -> list[SourceRo
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise UserError(
-            f"{str(path)!r}: the kind of a contexts file is told by its ending, one of {', '.join(readers)}; "
-            f"{path.suffix or 'no ending'!r} is none of them: rename or convert the file"
+            f"{str(path)!r}: the format of a contexts file follows from its suffix, one of {', '.join(readers)}; "
+            f"{path.suffix or 'no suffix'!r} is not one of them: rename or convert the file"
         )
     text = _decoded(path)
     rows: list[SourceRow] = []

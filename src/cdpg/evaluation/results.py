@@ -195,8 +195,8 @@ class Evaluation:
         if unmeasured:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in unmeasured.most_common())
             yield (
-                f"{shown}: measuring the outputs failed {unmeasured.total():,} times ({kinds}), and what it would "
-                "have told is left out"
+                f"{shown}: measuring the outputs failed {unmeasured.total():,} times ({kinds}), and these "
+                "measurements are left out"
             )
 
     def _resamples(self) -> Array:

@@ -59,7 +59,7 @@ _ANSWERS: tuple[tuple[str, str], ...] = (
     ),
     ("use_vllm use_transformers_paged cache_implementation use_cache", _CACHE),
     ("use_transformers_continuous_batching transformers_continuous_batching_config", _CACHE),
-    ("mask_truncated_completions", "a completion that is cut is an outcome like any other, judged as it stands"),
+    ("mask_truncated_completions", "a completion that is cut is judged like any other"),
     (
         "stop stop_strings stop_token stop_token_id missing_eos_penalty",
         "a stopping rule is the trainer's argument stop, in Python; a task brings its own",

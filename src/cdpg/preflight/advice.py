@@ -140,7 +140,7 @@ def advise(stats: ProbeStatistics) -> list[Advice]:
             )
         ]
     if not stats.z:
-        return [Advice("stop", "No check succeeded: mend the constraint first.")]
+        return [Advice("stop", "No check succeeded: fix the constraint first.")]
     rules = (_on_failures, _on_partition, _on_speed, _on_length, _on_evaluations)
     found = [advice for rule in rules for advice in rule(stats)]
     order: tuple[Level, ...] = ("stop", "careful", "fine")

@@ -188,7 +188,7 @@ def failed_checks(label: str, failed: float, samples: float) -> Iterator[Remark]
         yield Unjudged(label, CHECKS, NO_EPOCHS)
     elif failed / samples > FAILED_SHARE:
         text = f"The check failed on {failed / samples:.1%} of the samples, which were left out."
-        advice = "See failures.jsonl; mend the constraint, or raise check_seconds or check_memory."
+        advice = "See failures.jsonl; fix the constraint, or raise check_seconds or check_memory."
         yield Finding("warning", label, "Checks failed", text, advice)
     else:
         yield Passed(label, CHECKS, f"{failed / samples:.1%}")

@@ -128,8 +128,8 @@ def _cure(rollout: Rollout) -> str:
     found = [cure for kind, cure in _CURES.items() if kind in kinds]
     if any(_OUTSIDE.search(failure.detail) for failure in rollout.failures.values() if failure.kind == "exception"):
         found.append(_NO_WORKER)
-    mend = ["mend the constraint"] if kinds - {"timeout", "cpu", "memory"} else []
-    return ", or ".join([*mend, *dict.fromkeys(found)])
+    fix = ["fix the constraint"] if kinds - {"timeout", "cpu", "memory"} else []
+    return ", or ".join([*fix, *dict.fromkeys(found)])
 
 
 def none_applies(record: Mapping[str, Any]) -> bool:
