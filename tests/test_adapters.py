@@ -21,6 +21,7 @@ from cdpg.cli import app
 from cdpg.errors import UserError
 from cdpg.models.loading import load_model
 from cdpg.models.scoring import score_samples
+from cdpg.rollout.sampler import Sampler
 from cdpg.storage.provenance import weights_digest
 from enumeration import tabular
 
@@ -69,20 +70,20 @@ def log_a(trainer: CDPGTrainer, samples: Any) -> Tensor:
     ],
 )
 def test_log_a_is_that_of_the_model_before_its_adapters(
-    tmp_path: Path, family: str, settings: dict[str, Any], copied: bool
+    tmp_path: Path, family: str, settings: dict[str, Any], copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny.make_model(family)
     original = load_model(copy.deepcopy(model), CDPGConfig(device="cpu"), tiny.tokenizer_for(family))
     trainer = make(tmp_path, model, peft.LoraConfig(r=4, target_modules=Q, **settings), family)
     assert (trainer.base is not trainer.policy) == copied
     seen = []
-    collect = trainer._draw
+    draw = Sampler.draw
 
     def watched(*given: Any) -> Any:
-        seen.append(collect(*given))
+        seen.append(draw(*given))
         return seen[-1]
 
-    trainer._draw = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(Sampler, "draw", watched)
     before = logits(trainer.model)
     trainer.train()
     assert len(seen) == 3

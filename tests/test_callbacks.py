@@ -184,7 +184,7 @@ def test_evaluating_and_uploading_by_hand_are_reported(tmp_path: Path, monkeypat
     best = trainer.state.best_metric
     recorder.events.clear()
     found = trainer.evaluate()
-    monkeypatch.setattr("cdpg.training.trainer.push_folder", lambda folder, repo_id: "address")
+    monkeypatch.setattr("cdpg.training.saving.push_folder", lambda folder, repo_id: "address")
     trainer.push_to_hub("me/model")
     assert recorder.events == [("on_log", 1), ("on_evaluate", 1), ("on_push_begin", 1)]
     assert trainer.state.log_history[-1]["eval_satisfaction"] == found["tuned"]["satisfaction"]["mean"]

@@ -18,6 +18,7 @@ from cdpg.storage.checkpoints import load_checkpoint, save_checkpoint
 from cdpg.storage.json_files import write_json
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.storage.run_folder import RunFolder, costs
+from cdpg.storage.snapshot import Trainable
 from cdpg.system import files
 
 TUNED = [f"tuned {place}" for place in range(6)]
@@ -216,13 +217,14 @@ def test_costs_are_added_up(tmp_path: Path) -> None:
 def test_a_checkpoint_without_moments_leaves_none_of_later_steps(tmp_path: Path) -> None:
     """A run is taken back to before its first step, by a trainer that has taken some."""
     made = trainer(tmp_path, epochs=1)
-    before = {name: tensors.copy() for name, tensors in made._trainable.tensors().items()}
+    trainable = Trainable(made.model, None, made.optimizer)
+    before = {name: tensors.copy() for name, tensors in trainable.tensors().items()}
     assert before["optimizer"] == {}
     state = {"objective": dict(made.method_state)}
     weights = {name: tensor.clone() for name, tensor in before["weights"].items()}
     path = save_checkpoint(tmp_path / "start", 0, {"weights": weights, "optimizer": {}}, state, keep=1)
     made.train()
-    assert made._trainable.tensors()["optimizer"]
-    made._trainable.restore(load_checkpoint(path))
-    assert made._trainable.tensors()["optimizer"] == {}
-    assert all(torch.equal(made._trainable.tensors()["weights"][name], tensor) for name, tensor in weights.items())
+    assert trainable.tensors()["optimizer"]
+    trainable.restore(load_checkpoint(path))
+    assert trainable.tensors()["optimizer"] == {}
+    assert all(torch.equal(trainable.tensors()["weights"][name], tensor) for name, tensor in weights.items())

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,6 @@ from cdpg.evaluation.measures import TextMeasure
 from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.system.signals import StopSignal
-from cdpg.system.stopping import StopCheck
 from cdpg.system.trackers import TRACKERS
 from cdpg.target.target import log_target
 from cdpg.tasks.code.constraint import FunctionEnd
@@ -122,22 +121,35 @@ def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, me
         return [0.0 if next(calls) >= 24 else 1.0 for _ in completions]
 
     trainer = tabular_trainer(tmp_path, first_epoch_only, method=method, epochs=2, batch_size=8)
-    trainer._begin(None, _Quiet(), StopCheck(StopSignal(), trainer.processes, ""))
-    first = trainer._epoch(1)
+    seen: list[dict[str, Tensor]] = []
+    trainer.add_callback(AtEpochEnd(1, lambda: seen.append(copy.deepcopy(tensors_of(trainer)))))
+    trainer.train()
+    first, second = read_jsonl(tmp_path / "metrics.jsonl")
     assert first["steps"] == 3
-    before = weights(trainer)
-    moments = {k: v.clone() for k, v in trainer._trainable.tensors()["optimizer"].items()}
-    second = trainer._epoch(2)
     assert (second["steps"], second["steps_skipped"]) == (0, 3)
     assert second["loss"] is None
-    assert torch.equal(weights(trainer), before)
-    after = trainer._trainable.tensors()["optimizer"]
-    assert all(torch.equal(after[key], moments[key]) for key in moments)
+    (before,), after = seen, tensors_of(trainer)
+    assert before.keys() == after.keys()
+    assert any(name.endswith("exp_avg") for name in after)
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-class _Quiet:
-    def working(self, message: str) -> None:
-        """Does nothing."""
+def tensors_of(trainer: CDPGTrainer) -> dict[str, Tensor]:
+    """All that changes in training: the weights, and the moments of the optimiser."""
+    named = dict(trainer.model.named_parameters())
+    moments = {f"{n}.{key}": value for n, p in named.items() for key, value in trainer.optimizer.state[p].items()}
+    return {**{name: parameter.detach() for name, parameter in named.items()}, **moments}
+
+
+class AtEpochEnd(TrainerCallback):  # type: ignore[misc]
+    """Does something at the end of an epoch."""
+
+    def __init__(self, epoch: int, action: Callable[[], Any]) -> None:
+        self.epoch, self.action = epoch, action
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if state.global_step == self.epoch:
+            self.action()
 
 
 def test_the_base_scores_satisfying_samples_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,10 +221,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, meth
     resumed = make("part")
     resumed.train(resume_from_checkpoint=True)
     assert torch.equal(weights(resumed), weights(whole))
-    for stem, expected in whole._trainable.tensors().items():
-        actual = resumed._trainable.tensors()[stem]
-        assert expected.keys() == actual.keys()
-        assert all(torch.equal(actual[name], expected[name]) for name in expected), stem
+    expected, actual = tensors_of(whole), tensors_of(resumed)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
     assert resumed.method_state == whole.method_state
     assert untimed(tmp_path / "part") == untimed(tmp_path / "whole")
     samples = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("part", "whole")]
@@ -503,12 +514,9 @@ def test_two_trainers_share_no_state(tmp_path: Path) -> None:
     alone = tabular_trainer(tmp_path / "alone", method="dpg")
     alone.train()
     first, other = tabular_trainer(tmp_path / "a", method="dpg"), tabular_trainer(tmp_path / "b", method="dpg", seed=9)
-    (tmp_path / "a").mkdir()
-    first._begin(None, _Quiet(), StopCheck(StopSignal(), first.processes, ""))
-    first._epoch(1)
-    other.train()
-    for number in (2, 3, 4):
-        first._epoch(number)
+    first.add_callback(AtEpochEnd(1, other.train))
+    first.train()
+    assert not torch.equal(weights(other), weights(first))
     assert torch.equal(weights(first), weights(alone))
 
 

@@ -19,6 +19,7 @@ from cdpg.models.tabular import TabularModel
 from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.inspection import MOST_FILES
+from cdpg.training.optimization import Updater
 from enumeration import contexts_of, tabular
 
 METHODS: tuple[str, ...] = ("cdpg", "dpg", "reinforce", "ziegler")
@@ -49,16 +50,16 @@ def weights_by_epoch(folder: Path) -> list[Tensor]:
     return [checkpoint.tensors["weights"]["policy.table"] for checkpoint in found]
 
 
-def spoil_losses(monkeypatch: pytest.MonkeyPatch, by_epoch: dict[int, float], trainer: CDPGTrainer) -> None:
+def spoil_losses(monkeypatch: pytest.MonkeyPatch, by_epoch: dict[int, float]) -> None:
     """Multiply the loss of some epochs."""
     current: list[int] = [0]
-    update = type(trainer._updater).update
+    update = Updater.update
 
     def updating(self: Any, epoch: Any, *rest: Any) -> Any:
         current[0] = epoch.number
         return update(self, epoch, *rest)
 
-    monkeypatch.setattr(type(trainer._updater), "update", updating)
+    monkeypatch.setattr(Updater, "update", updating)
     for kind in (WeightedLoss, PPOLoss):
         original = kind.loss
 
@@ -75,7 +76,7 @@ def test_a_step_is_skipped_and_its_batch_kept(
 ) -> None:
     """1e200 is finite, but its square is not, and Adam keeps squares."""
     trainer = make(tmp_path, method=method)
-    spoil_losses(monkeypatch, {3: factor}, trainer)
+    spoil_losses(monkeypatch, {3: factor})
     trainer.train()
     records = list(read_jsonl(tmp_path / "metrics.jsonl"))
     assert [(r["steps"] > 0, r["steps_nonfinite"] > 0) for r in records] == [
@@ -97,7 +98,7 @@ def test_a_step_is_skipped_and_its_batch_kept(
 
 def test_five_epochs_without_a_finite_step_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(tmp_path, epochs=20)
-    spoil_losses(monkeypatch, dict.fromkeys([2, *range(4, 21)], float("nan")), trainer)
+    spoil_losses(monkeypatch, dict.fromkeys([2, *range(4, 21)], float("nan")))
     with pytest.raises(RunError, match=r"no finite gradient in 5 epochs: lower learning_rate .*nonfinite'"):
         trainer.train()
     assert len(list(read_jsonl(tmp_path / "metrics.jsonl"))) == 3 + NONFINITE_LIMIT
@@ -110,7 +111,7 @@ def test_five_epochs_without_a_finite_step_end_the_run(tmp_path: Path, monkeypat
 def test_the_kept_batches_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = 2 * MOST_FILES + 10
     trainer = make(tmp_path, epochs=epochs, save_every=1000)
-    spoil_losses(monkeypatch, dict.fromkeys(range(1, epochs, 2), float("nan")), trainer)
+    spoil_losses(monkeypatch, dict.fromkeys(range(1, epochs, 2), float("nan")))
     trainer.train()
     assert len(list((tmp_path / "nonfinite").iterdir())) == MOST_FILES
 

@@ -21,6 +21,7 @@ from cdpg.errors import Interrupted, RunError, UserError
 from cdpg.evaluation.run_evaluations import RunEvaluations
 from cdpg.messages.terms import on_command_line
 from cdpg.models.tabular import TabularModel
+from cdpg.rollout.sampler import Sampler
 from cdpg.storage import provenance, schedule
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.optimization import Updater
@@ -262,23 +263,26 @@ class Trouble(Exception):
     pass
 
 
-def trouble_in(trainer: CDPGTrainer, epoch: int) -> CDPGTrainer:
-    """A trainer that fails while it collects the samples of an epoch."""
-    collect = trainer._draw
+def trouble_in(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """From now on, sampling fails in an epoch of training."""
+    draw = Sampler.draw
 
-    def stub(number: int, *given: Any) -> Any:
-        if number == epoch:
+    def failing(self: Sampler, number: int, *given: Any, **options: Any) -> Any:
+        if number == epoch and not options:  # an evaluation names its stream
             raise Trouble
-        return collect(number, *given)
+        return draw(self, number, *given, **options)
 
-    trainer._draw = stub  # type: ignore[method-assign]
-    return trainer
+    monkeypatch.setattr(Sampler, "draw", failing)
 
 
-def test_trouble_with_an_epochs_samples_costs_none_of_those_before(run: Path, tmp_path: Path) -> None:
+def test_trouble_with_an_epochs_samples_costs_none_of_those_before(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trouble_in(monkeypatch, 4)
     with pytest.raises(Trouble):
-        trouble_in(make(tmp_path / "other", save_every=100), 4).train()
+        make(tmp_path / "other", save_every=100).train()
     assert [path.name for path in (tmp_path / "other" / "checkpoints").iterdir()] == ["epoch-000003"]
+    monkeypatch.undo()
     make(tmp_path / "other", save_every=100).train(resume_from_checkpoint=True)
     assert_same_end(run, tmp_path / "other")
 
@@ -344,21 +348,25 @@ def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
         assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_resumed_run_has_no_model_until_its_new_end(tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_model_until_its_new_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, held_out=CONTEXTS).train()
     assert (tmp_path / "model").is_dir()
     assert (tmp_path / "evaluation.json").is_file()
+    trouble_in(monkeypatch, 6)
     with pytest.raises(Trouble):
-        trouble_in(make(tmp_path, held_out=CONTEXTS, epochs=6), 6).train(resume_from_checkpoint=True)
+        make(tmp_path, held_out=CONTEXTS, epochs=6).train(resume_from_checkpoint=True)
     assert not (tmp_path / "model").exists()
     assert not (tmp_path / "evaluation.json").exists()
 
 
-def test_a_model_that_lies_in_the_folder_of_a_new_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_model_that_lies_in_the_folder_of_a_new_run_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "precious").touch()
+    trouble_in(monkeypatch, 1)
     with pytest.raises(Trouble):
-        trouble_in(make(tmp_path), 1).train()
+        make(tmp_path).train()
     assert (tmp_path / "model" / "precious").exists()
 
 

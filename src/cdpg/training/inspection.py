@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,33 @@ from cdpg.storage.json_files import write_json
 from cdpg.system import files
 from cdpg.training.optimization import RefusedStep, StepSummary
 
+MOST_EPOCHS = 5
+"""Epochs in a row without a finite gradient after which a run ends."""
 MOST_FILES = 20
 """Largest number of epochs written, so that a long run does not fill the disk."""
+
+
+class NonfiniteWatch:
+    """Ends a run whose gradients are not finite, epoch after epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._epochs = folder, 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count an epoch, by its metrics."""
+        self._epochs = self._epochs + 1 if record["steps_nonfinite"] and not record["steps"] else 0
+
+    def is_hopeless(self) -> bool:
+        """Whether so many epochs in a row had no finite gradient that the run should end."""
+        return self._epochs == MOST_EPOCHS
+
+    def raise_if_hopeless(self, epoch: int) -> None:
+        """End the run, of which the last checkpoint is of ``epoch``."""
+        if self.is_hopeless():
+            raise RunError(
+                f"no finite gradient in {MOST_EPOCHS} epochs: lower learning_rate or set max_grad_norm; the last "
+                f"checkpoint is of epoch {epoch}, the batches are in {str(self._folder)!r}"
+            )
 
 
 def keep_refused(folder: Path, rollout: Rollout, summary: StepSummary) -> Path | None:

@@ -2,35 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from torch import nn, optim
+
 from cdpg.config import CDPGConfig
-from cdpg.constraints.judge import Judge, name_of
-from cdpg.contexts.contexts import Context
+from cdpg.constraints.judge import Constraints, Judge, name_of
+from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
+from cdpg.contexts.contexts import Context, load_contexts
+from cdpg.contexts.digests import prompt_digests
+from cdpg.contexts.stream import ContextStream
+from cdpg.errors import UserError
+from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
+from cdpg.evaluation.measures import Measure, TextMeasure
+from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.methods import make_method
+from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
+from cdpg.models.loading import load_policy_and_base
 from cdpg.models.sampling import StopRule
+from cdpg.rollout.sampler import Sampler
+from cdpg.sandbox.limits import Limits
 from cdpg.storage import provenance, usage
-from cdpg.system.distributed import Processes
+from cdpg.storage.journal import Journal
+from cdpg.storage.run_folder import RunFolder
+from cdpg.storage.snapshot import Trainable
+from cdpg.system.distributed import Processes, make_accelerator, processes_here
+from cdpg.training.failures import FailureLog
+from cdpg.training.notices import Notices
+from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
+
+Model = str | PathLike[str] | nn.Module | LanguageModel
+"""A hub id, a folder, a loaded Hugging Face model or a language model of this package."""
 
 
-def origin_of(
-    model: Any,
-    policy: LanguageModel,
-    base: LanguageModel,
-    judge: Judge,
-    contexts: Sequence[Context],
-    prompts: Sequence[PromptTokens],
-    eval_contexts: Sequence[Context],
-    stop: StopRule | None,
-    processes: Processes,
-    command: str | None,
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, and stays made of: nothing here is replaced while it trains."""
+
+    judge: Judge
+    contexts: list[Context]
+    eval_contexts: list[Context]
+    processes: Processes
+    policy: LanguageModel
+    base: LanguageModel
+    prompts: Sequence[PromptTokens]
+    """Those of ``contexts``, encoded."""
+    evaluator: Evaluator
+    method: Method
+    module: nn.Module | None
+    """The method's own parameters."""
+    parameters: list[nn.Parameter]
+    optimizer: optim.Optimizer
+    trainable: Trainable
+    stream: ContextStream
+    sampler: Sampler
+    folder: RunFolder
+    origin: Mapping[str, Any]
+    """What ``config.yaml`` says of the run's origin."""
+    journal: Journal
+    evaluations: RunEvaluations
+    failures: FailureLog
+    notices: Notices
+    inputs: Mapping[str, Any]
+    """Model, contexts and constraint by name, as ``config.yaml`` has them."""
+    sources: Sequence[str | Path]
+    """What the run is made from, in so far as it has a path: a run must not remove it."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and shows what the run has to say."""
+        return self.processes.is_main
+
+    def updater(self, config: CDPGConfig, call_callbacks: Callable[[str], None]) -> Updater:
+        """Takes the optimiser's steps by these settings, and has callbacks called around each."""
+        parts = (self.policy, self.method, self.module, self.optimizer, self.parameters)
+        return Updater(*parts, config, self.processes, call_callbacks)
+
+
+def set_up(
     config: CDPGConfig,
-) -> Any:
-    """The origin in ``config.yaml``; ``model`` as it was given to the trainer."""
-    return provenance.origin(
+    model: Model,
+    constraints: Constraints,
+    train_dataset: Any,
+    eval_dataset: Any,
+    processing_class: Any,
+    peft_config: Any,
+    stop: StopRule | None,
+    measure: Measure | None,
+    command: str | None,
+    inputs: Mapping[str, Any],
+) -> Parts:
+    """Load, check and connect everything; what is wrong with the arguments is found here."""
+    if train_dataset is None:
+        raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
+    measure = measure or TextMeasure()
+    refuse_stopped_beams(measure, stop)
+    judge = Judge(constraints, Limits.of(config, processes_here()))  # first: it may fork
+    contexts = as_chats(load_contexts(train_dataset), config.chat, config.system)
+    eval_contexts = _held_out(eval_dataset, config)
+    judge.require_columns(contexts)
+    judge.require_columns(eval_contexts)
+    processes = Processes(make_accelerator(config))
+    device = processes.accelerator.device if config.device == "auto" else None
+    policy, base = load_policy_and_base(model, config, processing_class, device, peft_config)
+    warn_of_plain_prompts(policy.tokenizer, [*contexts, *eval_contexts])
+    prompts = policy.encode(contexts, config.max_completion_length)
+    tuned_on = frozenset(prompt_digests(contexts))
+    evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, tuned_on)
+    method = make_method(config)
+    module = method.make_module(policy)
+    parameters = trainable_parameters(policy, module)
+    optimizer = make_optimizer(parameters, config)
+    trainable = Trainable(policy.module, module, optimizer)
+    folder = RunFolder(config.output_dir)
+    origin = provenance.origin(
         model if isinstance(model, str) else provenance.model_name(policy.module), policy.module, base.module,
-        [name_of(constraint) for constraint in judge.constraints], contexts, prompts,
-        eval_contexts, None if stop is None else type(stop).__name__, processes.count, command,
+        [name_of(constraint) for constraint in judge.constraints], contexts, prompts, eval_contexts,
+        None if stop is None else type(stop).__name__, processes.count, command,
         usage.facts(policy, config, contexts, stop),
     )  # fmt: skip
+    about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
+    given = (model, train_dataset, eval_dataset, *inputs.values())
+    failures = FailureLog(folder.failures, config.check_failures, processes)
+    return Parts(
+        judge, contexts, eval_contexts, processes, policy, base, prompts, evaluator, method, module, parameters,
+        optimizer, trainable, ContextStream(contexts, config.seed),
+        Sampler(policy, base, judge, config, processes, stop), folder, origin, Journal(folder, trainable, origin), RunEvaluations(evaluator, policy, about), failures,
+        Notices(failures, config.num_generations), inputs,
+        [source for source in given if isinstance(source, (str, Path))],
+    )  # fmt: skip
+
+
+def _held_out(dataset: Any, config: CDPGConfig) -> list[Context]:
+    return [] if dataset is None else as_chats(load_contexts(dataset), config.chat, config.system)

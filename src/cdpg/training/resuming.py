@@ -1,0 +1,61 @@
+"""How a run begins: in a folder of its own, or from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from cdpg.config import CDPGConfig
+from cdpg.contexts.digests import prompt_digests
+from cdpg.errors import UserError
+from cdpg.methods.base import State
+from cdpg.storage import provenance, schedule, usage
+from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
+from cdpg.system.distributed import tracker_config
+from cdpg.training.callbacks import Callbacks, history
+from cdpg.training.notices import log_all
+from cdpg.training.setup import Parts
+
+_log = logging.getLogger(__name__)
+
+
+def checkpoint_to_resume(parts: Parts, resume: bool | str | Path | None, has_trained: bool) -> Checkpoint | None:
+    """The checkpoint that ``resume`` asks for, None to begin at the start."""
+    checkpoint = find_checkpoint(parts.folder.checkpoints, resume) if resume else None
+    if checkpoint is None and has_trained:
+        raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
+    return checkpoint
+
+
+def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[CDPGConfig, State]:
+    """Restore a checkpoint, unless that would change the run's result; settings and method's state to go on with."""
+    then = provenance.begun_with(checkpoint.state)
+    config = schedule.continued(asked, then, checkpoint.epoch)
+    folder = parts.folder.checkpoints
+    notices = provenance.check_resume(
+        checkpoint.epoch, checkpoint.state, config, parts.origin, folder, kept_epochs(folder)
+    )
+    log_all((*notices, *schedule.kept_defaults(asked, config, then)))
+    state = parts.trainable.restore(checkpoint)
+    _log.info(f"continuing after epoch {checkpoint.epoch}")
+    parts.processes.wait()  # no process may still read what is removed next
+    return config, state
+
+
+def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConfig, keep: bool) -> None:
+    """Bring the run's folder to where the run begins; ``keep`` an earlier run's files if they are this run's own."""
+    if parts.is_main:
+        if not keep:
+            parts.journal.clear(config, parts.sources)
+        parts.journal.begin(checkpoint, config)
+        parts.journal.describe(config, parts.inputs, prompt_digests(parts.contexts))
+    log_all(usage.notices(parts.origin["sampling"]))
+    if config.report_to:
+        parts.processes.accelerator.init_trackers("cdpg", config=tracker_config(config))
+    parts.processes.wait()
+
+
+def begin_callbacks(parts: Parts, callbacks: Callbacks, config: CDPGConfig, done: int) -> None:
+    """Give callbacks what the run's earlier epochs have logged."""
+    logged = history(parts.folder.metrics, parts.folder.evaluations) if parts.is_main else []
+    callbacks.begin(config, done, parts.processes.from_main(logged))

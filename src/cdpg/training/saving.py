@@ -1,0 +1,69 @@
+"""Checkpoints along a run, and the tuned model."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdpg.config import CDPGConfig
+from cdpg.errors import CDPGError
+from cdpg.methods.base import State
+from cdpg.storage import card
+from cdpg.storage.atomic import write_folder
+from cdpg.storage.hub import push_folder
+from cdpg.training.callbacks import Callbacks
+from cdpg.training.setup import Parts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Saves a run's state and its model."""
+
+    parts: Parts
+    callbacks: Callbacks
+    config: CDPGConfig
+
+    def checkpoint_if(self, due: bool, epoch: int, state: State) -> bool:
+        """Write a checkpoint if due, or if a callback asks for one or for the end; returns whether it did.
+
+        ``state`` is the method's.
+        """
+        control = self.callbacks.control
+        if not due and not self.parts.processes.any(control.should_save or control.should_training_stop):
+            return False
+        if self.parts.is_main:
+            self.parts.journal.save(epoch, self.config, state)
+        self.callbacks.saved()
+        self.parts.processes.wait()
+        return True
+
+    def rescue(self, epoch: int, state: State) -> None:
+        """Save the finished epochs if what follows failed before it changed anything."""
+        if epoch and self.parts.is_main:
+            with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
+                self.parts.journal.save(epoch, self.config, state)
+                _log.info(f"a checkpoint of epoch {epoch} is written")
+
+    def save_model(self, output_dir: str | Path | None = None) -> Path:
+        """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
+        if output_dir is None:
+            write_folder(self.parts.folder.model, self._write_model)
+            return self.parts.folder.model
+        self._write_model(Path(output_dir))  # not replaced: it may hold the user's files
+        return Path(output_dir)
+
+    def push(self, repo_id: str, **options: Any) -> str:
+        """Upload the tuned model, its tokenizer and its card."""
+        folder = self.save_model()
+        self.callbacks.call("on_push_begin")
+        return push_folder(folder, repo_id, **options)
+
+    def _write_model(self, path: Path) -> None:
+        self.parts.policy.save(path, self.config)
+        if not (path / card.FILE).exists():  # an existing one is the user's
+            card.write_card(path, self.parts.folder)

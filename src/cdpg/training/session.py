@@ -1,0 +1,37 @@
+"""One call of ``train``: the lock on the run's folder, the progress on the screen, and where the run may be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from cdpg.storage.provenance import how_to_resume
+from cdpg.system.signals import StopSignal
+from cdpg.system.stopping import StopCheck
+from cdpg.training.progress import Progress
+from cdpg.training.setup import Parts
+
+
+@dataclass(frozen=True)
+class Session:
+    """What lasts as long as one call of ``train``."""
+
+    progress: Progress
+    stop: StopCheck
+
+    def raise_if_stopped_after(self, epoch: int) -> None:
+        """End here if a signal has come to any process; nothing is under way, and every process is here."""
+        self.stop.raise_if_stopped(f"stopped after epoch {epoch}" if epoch else "stopped before the first epoch")
+
+
+@contextmanager
+def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float], float]) -> Iterator[Session]:
+    """Lock the folder, catch signals and show progress; at the end, worker processes end, too."""
+    with (
+        parts.folder if parts.is_main else nullcontext(),  # the other processes write nothing
+        closing(parts.evaluator),
+        StopSignal() as signal,
+        Progress(epochs, silent=not parts.is_main, seconds_left=seconds_left) as progress,
+    ):
+        yield Session(progress, StopCheck(signal, parts.processes, how_to_resume(parts.origin["command"])))
