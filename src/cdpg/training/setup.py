@@ -130,11 +130,15 @@ def set_up(
     given = (model, train_dataset, eval_dataset, *inputs.values())
     failures = FailureLog(folder.failures, config.check_failures, processes)
     return Parts(
-        judge, contexts, eval_contexts, processes, policy, base, prompts, evaluator, method, module, parameters,
-        optimizer, trainable, ContextStream(contexts, config.seed),
-        Sampler(policy, base, judge, config, processes, stop), folder, origin, Journal(folder, trainable, origin), RunEvaluations(evaluator, policy, about), failures,
-        Notices(failures, config.num_generations), inputs,
-        [source for source in given if isinstance(source, (str, Path))],
+        judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
+        prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
+        trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
+        stream=ContextStream(contexts, config.seed),
+        sampler=Sampler(policy, base, judge, config, processes, stop),
+        journal=Journal(folder, trainable, origin),
+        evaluations=RunEvaluations(evaluator, policy, about),
+        notices=Notices(failures, config.num_generations),
+        sources=[source for source in given if isinstance(source, (str, Path))],
     )  # fmt: skip
 
 
