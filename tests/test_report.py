@@ -22,7 +22,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from cdpg import CDPGConfig, CDPGTrainer
+from cdpg import CDPGConfig, CDPGTrainer, methods
 from cdpg.errors import UserError
 from cdpg.evaluation.metrics import POOLED
 from cdpg.report import write_figures, write_report
@@ -34,7 +34,6 @@ from cdpg.report.highlight import prose, python
 from cdpg.report.samples import samples_of
 from cdpg.report.series import clock_of, evaluated, log10_weights, logged, seconds_by_stage, thinned
 from cdpg.report.style import BASE, STAGES, dark_twins
-from cdpg.report.style import METHODS as STYLES
 from cdpg.report.tables import duration, neutral, tables_of, to_csv, written
 from cdpg.report.values import MeanInterval, distinct, interval, number, short, text, visible
 from cdpg.report.writing import write_whole
@@ -272,7 +271,7 @@ def test_runs_with_other_settings_are_lines_of_their_own(tmp_path: Path) -> None
     change_config(two, num_generations=64)
     study = read_study([one, two])
     assert [group.label for group in study.groups] == ["first", "second"]
-    assert study.groups[0].style == STYLES["cdpg"] != study.groups[1].style
+    assert study.groups[0].style == methods.METHODS["cdpg"].style != study.groups[1].style
 
 
 def test_runs_whose_long_names_begin_alike_are_reported_apart(tmp_path: Path) -> None:
@@ -801,7 +800,7 @@ def _lab(linear: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("sight", _SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
 def test_methods_are_reported_apart_by_every_kind_of_sight(sight: str, page: str) -> None:
-    styles = [BASE, *STYLES.values()]
+    styles = [BASE, *(method.style for method in methods.METHODS.values())]
     seen = [_lab(_SIGHT[sight] @ _linear(style.color if page == "light" else style.dark)) for style in styles]
     nearest = min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))
     assert nearest > 14
