@@ -74,7 +74,7 @@ class CDPGConfig:
     output_dir: str = "runs/cdpg"
     """The run's folder: configuration, metrics, samples, checkpoints, the tuned model."""
     overwrite_output_dir: bool = False
-    """Remove an earlier run from ``output_dir`` before a new one begins there; other files stay. A run that is resumed
+    """Remove an earlier run from ``output_dir`` before a new one begins there; other files stay. A resumed run
     removes nothing."""
     method: str = "cdpg"
     """What the gradient is weighted by."""
@@ -90,7 +90,7 @@ class CDPGConfig:
     """Adam's rate after the warm-up."""
     warmup_epochs: int | None = None
     """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller. A run that is
-    made longer keeps the warm-up it was begun with."""
+    extended keeps the warm-up it began with."""
     decay_epochs: int = 0
     """Epochs at the end over which the rate falls linearly towards 0, so that the noise of the last batches averages
     out; by default the rate stays constant, as in the paper."""
@@ -108,8 +108,8 @@ class CDPGConfig:
     """Seeds the order of the contexts, the samples and the shuffling."""
 
     chat: bool = False
-    """Send every prompt that is a plain text as the message of a user, in the form that the model's chat template has;
-    constraints then get completions as lists of one message, as from TRL."""
+    """Send every plain-text prompt as a user message, formatted with the model's chat template; constraints then get
+    completions as lists of one message, as in TRL."""
     system: str = ""
     """The system message of every chat that has none."""
     long_contexts: Literal["refuse", "cut"] = "refuse"
@@ -117,46 +117,46 @@ class CDPGConfig:
     decoder_prefix: str = ""
     """Text every seq2seq output starts with, conditioned on and not scored (a target language such as ``fra_Latn``)."""
     trust_remote_code: bool = False
-    """Let a hub model run code of its own on this machine."""
+    """Let a hub model run its own code on this machine."""
 
     lora_rank: int | None = None
-    """Tune adapters (LoRA) of this rank in place of all weights: the base needs no second copy, and Adam little memory.
-    They want a larger ``learning_rate``, such as 1e-4."""
+    """Tune adapters (LoRA) of this rank instead of all weights: the base needs no second copy, and Adam little memory.
+    They need a larger ``learning_rate``, such as 1e-4."""
     lora_alpha: float | None = None
     """Adapters are scaled by this over their rank; by default it is twice the rank."""
     lora_target_modules: tuple[str, ...] = ("all-linear",)
-    """Names of the layers that get adapters; by default all linear ones but the output layer."""
+    """Names of the layers that get adapters; by default all linear layers except the output layer."""
 
     check_workers: int | None = None
-    """Worker processes that judge samples, for each training process; by default one a core, at most 8, shared between
-    the training processes of a machine. 0 judges in the training process itself, for a constraint that holds a model on
-    a GPU: there nothing ends a call that hangs."""
+    """Worker processes that judge samples, for each training process; by default one for each core, at most 8,
+    divided among the training processes of a machine. 0 judges in the training process itself, for a constraint that
+    holds a model on a GPU: there nothing ends a call that hangs."""
     check_seconds: float = 10.0
-    """What a constraint may take for one sample before its worker is killed and the sample counts as failed."""
+    """Seconds that a constraint may take for one sample before its worker is killed and the sample counts as failed."""
     check_memory: int = 1024
     """Megabytes that a worker may use beyond what it had at its start."""
     check_failures: float = 0.05
-    """The run stops when a larger share of an epoch's samples fails; one of fewer than 100 is taken together with those
-    before it, and counts as 100 at least."""
+    """The run stops if more than this share of an epoch's samples fails; an epoch of fewer than 100 samples is counted
+    together with those before it, and as at least 100."""
     check_output: Literal["hide", "show"] = "hide"
     """Whether to show what a constraint prints in a worker, a few lines at a time; in the training process
-    (``check_workers`` 0) it is printed as it is."""
+    (``check_workers`` 0) it is printed directly."""
 
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
-    """How many of the latest checkpoints stay."""
+    """How many of the latest checkpoints are kept."""
     save_dtype: Literal["trained", "original"] = "trained"
     """Type of the weights in ``model/``: the one they are trained in (float32, or float64 under ``dtype: float64``), or
-    the one the model came in, such as bfloat16, to which they are then rounded. Figures are of the weights before
+    the one of the base, such as bfloat16, to which they are then rounded. Metrics are measured with the weights before
     rounding; adapters, in ``model/adapter``, are not rounded."""
     evaluate_every: int | None = None
-    """Epochs between evaluations along the run, the first being of the base; by default a tenth of the run, as it was
-    begun if it is made longer. 0 leaves out all of them, and the curves of the report with them."""
+    """Epochs between evaluations during the run, the first being of the base; by default a tenth of the epochs that the
+    run began with. 0 leaves out all of them, and with them the curves of the report."""
     evaluate_at_end: bool = True
-    """Evaluate the base and the tuned model on all held-out contexts when the run ends, whatever ``evaluate_every``."""
+    """Evaluate the base and the tuned model on all held-out contexts at the end, whatever ``evaluate_every`` is."""
     evaluation_contexts: int = 64
-    """Held-out contexts of the evaluations along the run; the last evaluation takes all of them."""
+    """Held-out contexts of the evaluations during the run; the final evaluation uses all of them."""
     evaluation_samples: int = 16
     """Samples drawn for each held-out context."""
     log_samples: int = 8
@@ -169,7 +169,7 @@ class CDPGConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of the computation; the tuned weights stay in float32 under bfloat16."""
     rows_per_pass: int = 256
-    """Sequences sampled side by side: more is faster, and needs more memory."""
+    """Sequences sampled in parallel: more is faster, and needs more memory."""
     tokens_per_pass: int = 1280
     """Tokens scored or differentiated at once: memory grows with this, hardly with N·M."""
 
