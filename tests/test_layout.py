@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cdpg.methods import METHODS
+
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
 
 STAGES = (
@@ -144,6 +146,25 @@ def forbidden(tree: ast.AST) -> list[str]:
     return problems
 
 
+def names_compared_with(tree: ast.AST) -> list[str]:
+    """Comparisons with the name of a method, and tables by it: a method itself says what it is like."""
+    problems = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Compare, ast.Dict)):
+            parts = node.keys if isinstance(node, ast.Dict) else [node.left, *node.comparators]
+            texts = [part for one in parts if one is not None for part in ast.walk(one)]
+            found = {text.value for text in texts if isinstance(text, ast.Constant)} & set(METHODS)
+            if found - {"cdpg"} or (found and "method" in ast.unparse(node)):  # the package has the first one's name
+                problems.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return problems
+
+
+@EVERY_FILE
+def test_only_a_method_knows_its_name(path: Path) -> None:
+    if stage_of(path) != "methods":
+        assert names_compared_with(parse(path)) == []
+
+
 @EVERY_FILE
 def test_a_stage_imports_only_what_comes_before_it(path: Path) -> None:
     stage = stage_of(path)
@@ -212,6 +233,24 @@ def test_the_order_can_be_kept() -> None:
     code = "import os\nfrom cdpg import target, errors\nfrom cdpg.rollout.rollout import Rollout"
     assert order_broken("methods", ast.parse(code)) == []
     assert order_broken("demo", ast.parse("from cdpg import CDPGTrainer")) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "passes = 4 if config.method == 'ziegler' else 1",
+        "if run.method in ('cdpg', 'dpg'):\n    pass",
+        "if method != 'cdpg':\n    pass",
+        "LABELS = {'dpg': 'DPG'}",
+    ],
+)
+def test_a_method_s_name_can_be_tested_for(code: str) -> None:
+    assert len(names_compared_with(ast.parse(code))) == 1
+
+
+@pytest.mark.parametrize("code", ["'cdpg' in versions", "method = 'dpg'", "METHODS[method].passes > 1"])
+def test_names_of_methods_may_be_said(code: str) -> None:
+    assert names_compared_with(ast.parse(code)) == []
 
 
 @pytest.mark.parametrize(
