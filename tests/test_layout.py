@@ -189,6 +189,12 @@ def test_files_and_functions_are_short(path: Path) -> None:
     assert long_functions(parse(path)) == []
 
 
+def test_the_trainer_is_the_loop_alone() -> None:
+    """What sets up, saves, evaluates and resumes has modules of its own, which bring what they need."""
+    names = {name.rpartition(".")[0] for name, _ in imports(parse(SOURCE / "training" / "trainer.py"))}
+    assert len([name for name in names if name.startswith("cdpg")]) < 15
+
+
 @EVERY_FILE
 def test_what_is_not_used(path: Path) -> None:
     assert forbidden(parse(path)) == []

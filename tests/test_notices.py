@@ -92,6 +92,23 @@ def test_only_the_main_process_shows_notices(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("level", "shown"), [(logging.NOTSET, ""), (logging.WARNING, "so\n")])
+def test_a_programs_own_handler_has_the_notices_of_the_main_process_unless_it_asks_for_all(
+    level: int, shown: str
+) -> None:
+    stream, root = io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(stream)
+    root.addHandler(handler)
+    logging.getLogger("cdpg").setLevel(level)
+    try:
+        with shown_notices(is_main=False):
+            logging.getLogger("cdpg.models").warning("so")
+    finally:
+        root.removeHandler(handler)
+    assert stream.getvalue() == shown
+    assert logging.getLogger("cdpg").level == level
+
+
 def test_one_within_another_shows_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with shown_notices(True, always=True), shown_notices(True):
         logging.getLogger("cdpg.models").info("so")

@@ -21,6 +21,7 @@ R = TypeVar("R")
 
 LOGGER = "cdpg"
 _LONGEST = 2000
+_NOTHING = logging.CRITICAL + 1
 
 
 class NoticeHandler(logging.Handler):
@@ -38,23 +39,24 @@ def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
     """Within, notices go to standard error, of the main process alone.
 
     If the program has handlers for them, those have the notices instead, unless ``always``. A level that the program
-    has set for the logger ``cdpg`` stays; without one, notices of the level INFO are shown, too.
+    has set for the logger ``cdpg`` stays, on every process. Without one, notices of the level INFO are shown, too, and
+    processes other than the main one give none, to whatever handlers.
     """
     logger = logging.getLogger(LOGGER)
-    if logger.hasHandlers() and not always:
-        yield
-        return
-    # A process that is not the main one has a handler, too: without any, logging itself would show warnings.
-    handler = NoticeHandler() if is_main else logging.NullHandler()
     level, propagate = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False  # a library that sets up the root logger meanwhile would show them a second time
-    if level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
+    handlers: list[logging.Handler] = []
+    if always or not logger.hasHandlers():
+        # A process that is not the main one has a handler, too: without any, logging itself would show warnings.
+        handlers.append(NoticeHandler() if is_main else logging.NullHandler())
+        logger.addHandler(handlers[0])
+        logger.propagate = False  # a library that sets up the root logger meanwhile would show them a second time
+    if level == logging.NOTSET and (handlers or not is_main):
+        logger.setLevel(logging.INFO if is_main else _NOTHING)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for handler in handlers:
+            logger.removeHandler(handler)
         logger.propagate = propagate
         if level == logging.NOTSET:
             logger.setLevel(level)
