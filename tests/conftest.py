@@ -27,7 +27,7 @@ from noticed import noticed
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make ready for tests, or for starting the processes that run them, which should not have to wait for torch."""
-    _heed_signals()
+    _restore_signals()
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         warm.share()
         return
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("cdpg")
 
 
-def _heed_signals() -> None:
+def _restore_signals() -> None:
     """Tests send signals to what they start, which inherits those that a shell or nohup had these tests ignore."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -95,7 +95,8 @@ def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path: Path)
 
 
 def test_a_forked_worker_that_outlives_the_run_does_not_hold_the_folder(tmp_path: Path) -> None:
-    fork = "worker = os.fork()\nif worker:\n    print(worker, flush=True)\ntime.sleep(60)"
+    # The worker itself says that it is there: before that it may not yet have let go of the folder.
+    fork = "if os.fork() == 0:\n    print(os.getpid(), flush=True)\ntime.sleep(60)"
     with in_child(hold(tmp_path, fork)) as child:
         assert child.stdout is not None
         worker = int(child.stdout.readline())
@@ -317,7 +318,7 @@ def test_sigkill_at_random_moments_tears_at_most_the_last_line(tmp_path: Path) -
         path.unlink(missing_ok=True)
         with in_child(code) as child:
             assert child.stdout is not None
-            child.stdout.readline()
+            assert child.stdout.readline() == "started\n"
             time.sleep(wait)
             child.send_signal(signal.SIGKILL)
         epochs = [record["epoch"] for record in read_jsonl(path)]
