@@ -16,7 +16,6 @@ from accelerate import Accelerator
 from cdpg.constraints.judge import CheckFailure
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
-from cdpg.methods.cdpg import CDPG
 from cdpg.models.sampling import Samples
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
@@ -85,7 +84,7 @@ def kl_target_policy(ratio: np.ndarray) -> float | None:
 
 def test_an_epochs_line() -> None:
     summary = StepSummary(loss=1.5, grad_norm=0.25, steps=3, skipped=2, refused=(SimpleNamespace(),))  # type: ignore[arg-type]
-    found = metrics_record(make_epoch(), summary, CDPG(EPSILON), 0.125, EPSILON)
+    found = metrics_record(make_epoch(), summary, 0.125, EPSILON)
     z = np.array([ratio.mean() for ratio in ratios()])
     noise = np.mean([ratio.var(ddof=1) / len(ratio) for ratio in ratios()])
     covered = [ratio for ratio in ratios() if ratio.any()]

@@ -248,7 +248,7 @@ def sample(
     require_model(locate(path))  # before torch is loaded
     from cdpg.models.loading import load_model
     from cdpg.models.rng import UniformStream
-    from cdpg.models.sampling import assemble, sample_chunks
+    from cdpg.models.sampling import draw_samples
 
     quiet_transformers()
     language_model = load_model(path, config)
@@ -258,11 +258,8 @@ def sample(
     if not run:
         warn_of_plain_prompts(language_model.tokenizer, contexts)
     prompts = language_model.encode(contexts, config.max_completion_length)
-    chunks = sample_chunks(
-        language_model, prompts, number, config.max_completion_length, UniformStream(config.seed, "sample", 0),
-        config.rows_per_pass, stop,
-    )  # fmt: skip
-    samples = assemble(contexts, prompts, list(chunks), number)
+    stream = UniformStream(config.seed, "sample", 0)
+    samples = draw_samples(language_model, contexts, prompts, number, config, stream, stop)
     console = Console()
     for text, log_prob, length, ended in zip(
         samples.texts[0], samples.log_q[0].tolist(), samples.lengths[0].tolist(), samples.ended[0].tolist(), strict=True

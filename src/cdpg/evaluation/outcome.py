@@ -16,6 +16,7 @@ from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.statistics import Array, Statistic, context_means, deviation_statistic, mean_statistic, quotient
 from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_policy_base, kl_target_policy
+from cdpg.target.noise import sampling_noise
 from cdpg.target.target import log_target
 
 SHOWN = 4
@@ -135,8 +136,8 @@ def _partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
     ratio, count, kept = ratio[judged], count[judged], valid[judged]
     total, squares = ratio.sum(axis=1), (ratio**2).sum(axis=1)
     z = total / count
-    spread = np.where(kept, ratio - z[:, None], 0.0)
-    noise = np.where(count > 1, (spread**2).sum(axis=1) / np.maximum(count - 1, 1) / count, np.nan)
+    several, noise = count > 1, np.full(len(z), np.nan)
+    noise[several] = sampling_noise(ratio[several], kept[several], z[several], count[several])
     ess = quotient(np.stack([total**2 / count, squares], axis=1))
     found = {
         "z_mean": mean_statistic(z),

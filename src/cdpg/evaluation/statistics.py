@@ -18,6 +18,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from cdpg.target.noise import without_noise
+
 Array = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
@@ -89,7 +91,7 @@ def deviation_statistic(z: Array, noise: Array) -> Statistic:
         count = np.maximum(sums[..., 3], 1.0)
         mean = sums[..., 0] / count
         within = quotient(np.stack([sums[..., 2], sums[..., 4]], axis=-1))
-        variance = np.maximum(0.0, sums[..., 1] / count - mean**2 - within)
+        variance = without_noise(sums[..., 1] / count - mean**2, within)
         return quotient(np.stack([np.sqrt(variance), mean], axis=-1))
 
     return Statistic(terms, of)

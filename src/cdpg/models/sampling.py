@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, PromptTokens, Rows
@@ -257,3 +258,23 @@ def assemble(
         token_log_q=torch.from_numpy(log_q).view(*shape, width),
         ended=torch.tensor([chunk.ended[i] for chunk, i in ordered], dtype=torch.bool).view(shape),
     )
+
+
+def draw_samples(
+    model: LanguageModel,
+    contexts: Sequence[Context],
+    prompts: Sequence[PromptTokens],
+    samples_per_context: int,
+    config: CDPGConfig,
+    uniforms: UniformStream,
+    stop: StopRule | None = None,
+    first_slot: int = 0,
+    on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+) -> Samples:
+    """Sample every context ``samples_per_context`` times, as one record; ``on_chunk`` is called with each part."""
+    chunks: list[Chunk] = []
+    length, rows = config.max_completion_length, config.rows_per_pass
+    for chunk in sample_chunks(model, prompts, samples_per_context, length, uniforms, rows, stop, first_slot):
+        chunks.append(chunk)
+        on_chunk(chunk)
+    return assemble(contexts, prompts, chunks, samples_per_context)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cdpg.methods import METHODS
+from cdpg.target.noise import without_noise
 
 ENOUGH = 0.8
 """Share of an epoch's contexts that should have a satisfying sample."""
@@ -99,7 +100,7 @@ def deviation(shares: Sequence[float], samples: int) -> float:
     mean = _mean(shares)
     raw = math.fsum((share - mean) ** 2 for share in shares) / (len(shares) - 1)
     noise = _mean([share * (1 - share) for share in shares]) / max(1, samples - 1)
-    return math.sqrt(max(0.0, raw - noise))
+    return math.sqrt(without_noise(raw, noise))
 
 
 def expected_kappa(mean: float, spread: float, samples: int) -> float:

@@ -22,7 +22,7 @@ from cdpg.jobs.job import Inputs, Job
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.rng import UniformStream
-from cdpg.models.sampling import Samples, assemble, sample_chunks
+from cdpg.models.sampling import Samples, draw_samples
 from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 from cdpg.preflight.advice import ProbeStatistics
 from cdpg.sandbox.limits import Limits
@@ -92,11 +92,8 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     _log.info(f"drawing {config.num_generations} samples of {job.model} for each of {len(contexts)} contexts")
     started = time.perf_counter()
     stream = UniformStream(config.seed, "check", 0)
-    chunks = sample_chunks(
-        base, [prompts[i] for i in chosen], config.num_generations, config.max_completion_length, stream,
-        config.rows_per_pass, inputs.stop,
-    )  # fmt: skip
-    samples = assemble(contexts, [prompts[i] for i in chosen], list(chunks), config.num_generations)
+    own_prompts = [prompts[i] for i in chosen]
+    samples = draw_samples(base, contexts, own_prompts, config.num_generations, config, stream, inputs.stop)
     sampling = (time.perf_counter() - started) / samples.lengths.numel()
     _log.info("judging them")
     verdicts, constraint = _judge(judge, samples)

@@ -15,7 +15,7 @@ from cdpg.constraints.judge import CheckFailure, Judge, Pending
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
-from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
+from cdpg.models.sampling import Chunk, Samples, StopRule, draw_samples
 from cdpg.models.scoring import score_samples
 from cdpg.rollout.rollout import Rollout
 from cdpg.sandbox.pool import KINDS
@@ -138,22 +138,18 @@ class Sampler:
         chunks: list[Chunk] = []
         pending: list[Pending] = []
         per_context = self.config.num_generations
-        for chunk in sample_chunks(
-            self.policy,
-            prompts,
-            per_context,
-            self.config.max_completion_length,
-            UniformStream(self.config.seed, stream, number),
-            self.config.rows_per_pass,
-            self.stop,
-            first_slot,
-        ):
+
+        def submit(chunk: Chunk) -> None:
             chunks.append(chunk)
             watch.lap("sampling")
             owners = [contexts[row // per_context] for row in chunk.row]
             pending.append(self.judge.submit(owners, chunk.texts, chunk.tokens))
             watch.lap("constraint")
-        samples = assemble(contexts, prompts, chunks, per_context)
+
+        uniforms = UniformStream(self.config.seed, stream, number)
+        samples = draw_samples(
+            self.policy, contexts, prompts, per_context, self.config, uniforms, self.stop, first_slot, submit
+        )
         watch.lap("sampling")
         checked = self._tabulate(chunks, pending, len(prompts))
         watch.lap("constraint")

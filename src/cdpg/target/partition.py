@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cdpg.target.noise import sampling_noise, without_noise
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -62,15 +64,15 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     covered = ratio.sum(dim=1) > 0
     mean = float(z.mean())
     variance = float(z.var(correction=0))
-    deviation = (ratio - z[:, None]).masked_fill(~valid, 0.0)
-    several = count > 1  # of a single sample s² is undefined
-    noise = deviation[several].square().sum(dim=1) / (count[several] - 1) / count[several]
+    several = count > 1
+    noise = sampling_noise(ratio[several], valid[several], z[several], count[several])
     within = float(noise.mean()) if len(noise) else None
+    between = None if within is None else float(without_noise(variance, within))
     ess = ratio[covered].sum(dim=1).square() / ratio[covered].square().sum(dim=1) / count[covered]
     return PartitionSummary(
         mean=mean,
         nstd=variance**0.5 / mean if mean > 0 else None,
-        nstd_corrected=max(0.0, variance - within) ** 0.5 / mean if mean > 0 and within is not None else None,
+        nstd_corrected=between**0.5 / mean if mean > 0 and between is not None else None,
         coverage=float(covered.double().mean()),
         ess=float(ess.mean()) if len(ess) else None,
     )

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from cdpg.errors import RunError
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.json_files import write_json
 from cdpg.system import files
+from cdpg.training.metrics import describe_sample, numbers_of_sample
 from cdpg.training.optimization import RefusedStep, StepSummary
 
 MOST_EPOCHS = 5
@@ -73,23 +72,9 @@ def _step(rollout: Rollout, step: RefusedStep) -> dict[str, Any]:
 
 
 def _sample(rollout: Rollout, step: RefusedStep, row: int) -> dict[str, Any]:
-    samples = rollout.samples
-    context, sample = divmod(row, samples.shape[1])
-
-    def of(tensor: Tensor) -> Any:
-        return _json_number(float(rollout.own(tensor)[row]))
-
     return {
-        "row": samples.contexts[context].row,
-        "sample": sample,
-        "prompt": samples.contexts[context].prompt,
-        "completion": samples.texts[context][sample],
-        "token_ids": samples.token_ids(context, sample),
-        "b": of(rollout.b),
-        "log_q": of(rollout.log_q),
-        "log_a": of(rollout.log_a),
-        "log_ratio": of(rollout.log_ratio),
-        "log_z": of(rollout.log_z[:, None].expand_as(rollout.b)),
+        **describe_sample(rollout, row),
+        **{name: _json_number(value) for name, value in numbers_of_sample(rollout, row).items()},
         "weight": None if step.weights is None else _json_number(float(step.weights[row])),
     }
 

@@ -52,31 +52,20 @@ def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, An
     samples = rollout.samples
     total = samples.lengths.numel()
     order = UniformStream(seed, "samples", rollout.number).permutation(total)[:count]
-    b, log_ratio, log_a, log_z = (
-        rollout.own(tensor)
-        for tensor in (rollout.b, rollout.log_ratio, rollout.log_a, rollout.log_z[:, None].expand_as(rollout.b))
-    )
-    valid = rollout.own(rollout.valid)
-    log_q = samples.log_q.flatten()
+    valid, lengths, ended = rollout.own(rollout.valid), samples.lengths.flatten(), samples.ended.flatten()
     records = []
     for row in sorted(order.tolist()):
-        context, sample = divmod(row, samples.shape[1])
-        satisfied = bool(b[row] > 0)
+        numbers = {name: _number(value) for name, value in numbers_of_sample(rollout, row).items()}
+        satisfied = bool(numbers["b"])
         records.append(
             {
                 "epoch": rollout.number,
-                "row": samples.contexts[context].row,
-                "sample": sample,
-                "prompt": samples.contexts[context].prompt,
-                "completion": samples.texts[context][sample],
-                "token_ids": samples.token_ids(context, sample),
-                "b": _number(b[row]) if valid[row] else None,
-                "log_q": _number(log_q[row]),
-                "log_a": _number(log_a[row]) if satisfied else None,
-                "log_z": _number(log_z[row]),
-                "log_ratio": _number(log_ratio[row]),
-                "tokens": int(samples.lengths.flatten()[row]),
-                "ended": bool(samples.ended.flatten()[row]),
+                **describe_sample(rollout, row),
+                **numbers,
+                "b": numbers["b"] if valid[row] else None,
+                "log_a": numbers["log_a"] if satisfied else None,
+                "tokens": int(lengths[row]),
+                "ended": bool(ended[row]),
             }
         )
     return records
@@ -84,35 +73,46 @@ def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, An
 
 def failure_records(rollout: Rollout) -> list[dict[str, Any]]:
     """One of this process's samples for each kind of failed check."""
-    samples = rollout.samples
     examples: dict[tuple[str, str], int] = {}
     for row, failure in rollout.failures.items():
         examples.setdefault((failure.constraint, failure.kind), row)
     records = []
     for row in sorted(examples.values()):
         failure = rollout.failures[row]
-        context, sample = divmod(row, samples.shape[1])
-        records.append(
-            {
-                "epoch": rollout.number,
-                "row": samples.contexts[context].row,
-                "sample": sample,
-                "constraint": failure.constraint,
-                "kind": failure.kind,
-                "detail": failure.detail,
-                "prompt": samples.contexts[context].prompt,
-                "completion": samples.texts[context][sample],
-                "token_ids": samples.token_ids(context, sample),
-            }
-        )
+        cause = {"constraint": failure.constraint, "kind": failure.kind, "detail": failure.detail}
+        records.append({"epoch": rollout.number, **describe_sample(rollout, row), **cause})
     return records
+
+
+def describe_sample(rollout: Rollout, row: int) -> dict[str, Any]:
+    """Which of this process's samples it is, and its text."""
+    samples = rollout.samples
+    context, sample = divmod(row, samples.shape[1])
+    return {
+        "row": samples.contexts[context].row,
+        "sample": sample,
+        "prompt": samples.contexts[context].prompt,
+        "completion": samples.texts[context][sample],
+        "token_ids": samples.token_ids(context, sample),
+    }
+
+
+def numbers_of_sample(rollout: Rollout, row: int) -> dict[str, float]:
+    """All factors of the weight of one of this process's samples; some may be infinite or NaN."""
+    tensors = {
+        "b": rollout.b,
+        "log_q": rollout.log_q,
+        "log_a": rollout.log_a,
+        "log_z": rollout.log_z[:, None].expand_as(rollout.b),
+        "log_ratio": rollout.log_ratio,
+    }
+    return {name: float(rollout.own(tensor)[row]) for name, tensor in tensors.items()}
 
 
 def _mean(values: Tensor) -> float | None:
     return float(values.double().mean()) if len(values) else None
 
 
-def _number(value: Tensor) -> float | None:
+def _number(value: float) -> float | None:
     """A finite number, or nothing."""
-    number = float(value)
-    return number if isfinite(number) else None
+    return value if isfinite(value) else None
