@@ -274,7 +274,7 @@ def test_runs_with_other_settings_are_lines_of_their_own(tmp_path: Path) -> None
     assert study.groups[0].style == methods.METHODS["cdpg"].style != study.groups[1].style
 
 
-def test_runs_whose_long_names_begin_alike_are_reported_apart(tmp_path: Path) -> None:
+def test_runs_whose_long_names_begin_alike_are_distinguished(tmp_path: Path) -> None:
     names = [f"translation-numbers-of-europarl-rate-{rate}" for rate in ("1e-4", "1e-5")]
     for name, rate in zip(names, (1e-4, 1e-5), strict=True):
         run = run_folder(tmp_path / name, epochs=20)
@@ -291,7 +291,7 @@ def test_runs_whose_long_names_begin_alike_are_reported_apart(tmp_path: Path) ->
     assert list(charts["frequency-compile-outcome"]["values"]) == ["base", *labels]
 
 
-def test_seeds_whose_long_names_begin_alike_are_reported_apart(tmp_path: Path) -> None:
+def test_seeds_whose_long_names_begin_alike_are_distinguished(tmp_path: Path) -> None:
     for seed in range(2):
         run_folder(tmp_path / f"a-sentence-to-name-a-run-by-is-long-indeed-seed{seed}", epochs=20, seed=seed)
     study = read_study([tmp_path])
@@ -799,7 +799,7 @@ def _lab(linear: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("sight", _SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
-def test_methods_are_reported_apart_by_every_kind_of_sight(sight: str, page: str) -> None:
+def test_methods_can_be_distinguished_by_every_kind_of_sight(sight: str, page: str) -> None:
     styles = [BASE, *(method.style for method in methods.METHODS.values())]
     seen = [_lab(_SIGHT[sight] @ _linear(style.color if page == "light" else style.dark)) for style in styles]
     nearest = min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))
