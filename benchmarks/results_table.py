@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cdpg.evaluation.held_out import contexts_in_words
 from cdpg.evaluation.metrics import METRICS
-from cdpg.evaluation.unseen import contexts_in_words
 
 
 def shown(metric: str, value: dict[str, float | None] | None) -> str:

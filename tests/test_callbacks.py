@@ -16,7 +16,7 @@ from transformers import (
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
-from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import tabular
 
@@ -226,10 +226,10 @@ def test_stock_callbacks_live_without_evaluations(tmp_path: Path, capsys: pytest
 def test_early_stopping_remembers_the_best_of_before_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {0: 0.2, 1: 0.9, 2: 0.9, 3: 0.5, 4: 0.95}
 
-    def along(self: RunEvaluations, epoch: int, check_stop: Any) -> dict[str, Any]:
+    def along(self: PolicyEvaluations, epoch: int, check_stop: Any) -> dict[str, Any]:
         return {"epoch": epoch, "metrics": {"satisfaction": {"mean": found[epoch]}}}
 
-    monkeypatch.setattr(RunEvaluations, "after_epoch", along)
+    monkeypatch.setattr(PolicyEvaluations, "after_epoch", along)
     make(tmp_path, epochs=1, evaluate_every=1).train()
     resumed = make(tmp_path, [EarlyStoppingCallback(2)], epochs=4, evaluate_every=1)
     assert resumed.train(resume_from_checkpoint=True)["epoch"] == 3, "twice not above the 0.9 of before the resume"

@@ -227,7 +227,7 @@ def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
         ("target", "from cdpg import methods"),
         ("target", "import cdpg.training.trainer"),
         ("target", "def f():\n    from cdpg.rollout.rollout import Rollout"),
-        ("storage", "from cdpg.training.progress import Progress"),
+        ("storage", "from cdpg.training.progress import RunProgress"),
         ("training", "from cdpg import CDPGConfig"),
     ],
 )

@@ -20,9 +20,9 @@ from cdpg.evaluation.plan import final_contexts
 from cdpg.messages.notices import shown_notices
 from cdpg.messages.text import plain_text, safe_text
 from cdpg.system import memory
-from cdpg.training.forecast import guessed_context, run_seconds
-from cdpg.training.notices import Notices
-from cdpg.training.progress import Progress, outlook
+from cdpg.training.forecast import guessed_context, outlook, run_seconds
+from cdpg.training.notices import RunNotices
+from cdpg.training.progress import RunProgress
 
 LOG = logging.getLogger("cdpg.training.trainer")
 
@@ -42,7 +42,7 @@ def record(epoch: int, **changes: Any) -> dict[str, Any]:
 
 def plain_lines(total: int, seconds_per_epoch: float, first: int = 1, last: int | None = None) -> list[str]:
     stream, clock = io.StringIO(), Clock()
-    with Progress(total, Console(file=stream), clock) as progress:
+    with RunProgress(total, Console(file=stream), clock) as progress:
         for epoch in range(first, (total if last is None else last) + 1):
             clock.now += seconds_per_epoch
             progress.update(record(epoch, seconds=seconds_per_epoch, tokens=240 * seconds_per_epoch * 5))
@@ -89,7 +89,7 @@ def test_a_run_that_stops_early_or_starts_late_shows_its_ends() -> None:
 
 
 def test_default_is_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_notices(True), Progress(2) as progress:
+    with shown_notices(True), RunProgress(2) as progress:
         progress.update(record(1))
         LOG.info("a notice")
     out, err = capsys.readouterr()
@@ -101,7 +101,7 @@ def test_default_is_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("missing", [None, float("nan"), float("inf")])
 def test_what_is_not_known_is_a_dash(missing: float | None) -> None:
     stream = io.StringIO()
-    with Progress(2, Console(file=stream), Clock()) as progress:
+    with RunProgress(2, Console(file=stream), Clock()) as progress:
         progress.update(record(1, kl_target_policy=missing, satisfaction=missing, seconds=0.0))
         progress.update({"epoch": 2})
     first, second = stream.getvalue().splitlines()
@@ -110,7 +110,7 @@ def test_what_is_not_known_is_a_dash(missing: float | None) -> None:
 
 
 def test_notices_are_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_notices(True), Progress(2):
+    with shown_notices(True), RunProgress(2):
         LOG.info("[red]a\x1b[2J\nlong " + "x" * 100)
     assert capsys.readouterr().err == "[red]a[2J long " + "x" * 100 + "\n"
 
@@ -120,7 +120,7 @@ def test_notices_are_one_line_without_control_characters(capsys: pytest.CaptureF
 
 def test_time_left_follows_the_recent_rate() -> None:
     stream, clock = io.StringIO(), Clock()
-    with Progress(200, Console(file=stream), clock) as progress:
+    with RunProgress(200, Console(file=stream), clock) as progress:
         for epoch in range(1, 151):
             seconds = 100.0 if epoch <= 100 else 10.0
             clock.now += seconds
@@ -132,14 +132,14 @@ def test_time_left_follows_the_recent_rate() -> None:
 
 def test_time_left_is_what_the_trainer_says_it_is() -> None:
     stream = io.StringIO()
-    with Progress(10, Console(file=stream), Clock(), lambda done, epoch: 1000 * done + epoch) as progress:
+    with RunProgress(10, Console(file=stream), Clock(), lambda done, epoch: 1000 * done + epoch) as progress:
         progress.update(record(3, seconds=7.0))
     assert stream.getvalue().endswith(", 50m07s left\n")
 
 
 def test_something_is_left_until_the_run_is_over() -> None:
     stream = io.StringIO()
-    with Progress(3, Console(file=stream), Clock()) as progress:
+    with RunProgress(3, Console(file=stream), Clock()) as progress:
         progress.update(record(3, seconds=7.0))
         progress.stage("saving the model")
         progress.stage("final evaluation, about 3m00s")
@@ -160,7 +160,7 @@ def test_time_left_counts_the_evaluations_to_come() -> None:
 
 
 def test_memory_is_reported_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch, notices: list[str]) -> None:
-    run = Notices(SimpleNamespace(), 4)  # type: ignore[arg-type]
+    run = RunNotices(SimpleNamespace(), 4)  # type: ignore[arg-type]
     config, watch = CDPGConfig(epochs=2), SimpleNamespace(notice=lambda threads: None)
     for peak in (1_000_000_000, 1_200_000_000, 1_300_000_000, 1_300_000_000):
         monkeypatch.setattr(memory, "peak", lambda peak=peak: {"memory": peak})
@@ -200,7 +200,7 @@ def test_time_left_of_a_resumed_run_counts_its_own_epochs_only() -> None:
 
 def test_a_terminal_gets_one_live_line() -> None:
     stream, clock = Terminal(), Clock()
-    with shown_notices(True), Progress(10, terminal(stream), clock) as progress:
+    with shown_notices(True), RunProgress(10, terminal(stream), clock) as progress:
         for epoch in range(1, 4):
             clock.now += 2.0
             progress.update(record(epoch, seconds=2.0, tokens=2400))
@@ -216,14 +216,14 @@ def test_a_terminal_gets_one_live_line() -> None:
 
 def test_forced_colours_do_not_make_a_terminal() -> None:
     stream = io.StringIO()
-    with Progress(10, terminal(stream)) as progress:
+    with RunProgress(10, terminal(stream)) as progress:
         progress.update(record(1))
     assert stream.getvalue().startswith("epoch 1/10")
 
 
 def test_a_narrow_terminal_still_gets_one_line() -> None:
     stream = Terminal()
-    with Progress(10, terminal(stream, width=60), Clock()) as progress:
+    with RunProgress(10, terminal(stream, width=60), Clock()) as progress:
         progress.update(record(1))
     assert "\x1b[1A" not in stream.getvalue(), "the cursor never has to go up"
     assert "epoch 1/10" in stream.getvalue()
@@ -231,7 +231,7 @@ def test_a_narrow_terminal_still_gets_one_line() -> None:
 
 def test_the_bar_needs_no_thread() -> None:
     before = threading.active_count()
-    with Progress(10, terminal(Terminal())) as progress:
+    with RunProgress(10, terminal(Terminal())) as progress:
         progress.update(record(1))
         assert threading.active_count() == before
 
@@ -267,7 +267,7 @@ def test_a_stream_that_fails_does_not_stop_the_run(error: OSError) -> None:
 def epochs_reached(console: Console) -> int:
     """How far a loop of three epochs gets."""
     epoch = 0
-    with shown_notices(True), Progress(3, console) as progress:
+    with shown_notices(True), RunProgress(3, console) as progress:
         for epoch in range(1, 4):
             progress.update(record(epoch))
             LOG.info("still here")
@@ -276,7 +276,7 @@ def epochs_reached(console: Console) -> int:
 
 def test_a_closed_stream_does_not_stop_the_run() -> None:
     stream = io.StringIO()
-    with Progress(3, Console(file=stream)) as progress:
+    with RunProgress(3, Console(file=stream)) as progress:
         stream.close()
         progress.update(record(1))
     assert stream.closed

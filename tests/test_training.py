@@ -34,7 +34,7 @@ import warm
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import TextMeasure
-from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.trackers import TRACKERS
@@ -617,10 +617,10 @@ def test_stock_callbacks_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_early_stopping_looks_at_held_out_satisfaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([0.2, 0.4, 0.3, 0.5, 0.5, 0.45, 0.9])
 
-    def along(self: RunEvaluations, epoch: int, check_stop: Any) -> dict[str, Any]:
+    def along(self: PolicyEvaluations, epoch: int, check_stop: Any) -> dict[str, Any]:
         return {"epoch": epoch, "metrics": {"satisfaction": {"mean": next(found)}}}
 
-    monkeypatch.setattr(RunEvaluations, "after_epoch", along)
+    monkeypatch.setattr(PolicyEvaluations, "after_epoch", along)
     config = settings(tmp_path, epochs=10, evaluate_every=1, evaluate_at_end=False)
     trainer = CDPGTrainer(tabular(4), has_a, config, CONTEXTS, CONTEXTS, callbacks=[EarlyStoppingCallback(2)])
     assert trainer.train()["epoch"] == 5

@@ -18,7 +18,7 @@ from cdpg.methods.ziegler import PPOLoss
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.training.inspection import MOST_FILES
+from cdpg.training.nonfinite import MOST_FILES
 from cdpg.training.optimization import Updater
 from enumeration import contexts_of, tabular
 

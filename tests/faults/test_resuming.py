@@ -18,7 +18,7 @@ import yaml
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import Interrupted, RunError, UserError
-from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.messages.terms import on_command_line
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler
@@ -290,14 +290,14 @@ def test_trouble_with_an_epochs_samples_costs_none_of_those_before(
 def test_trouble_with_an_evaluation_costs_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"held_out": CONTEXTS, "evaluate_every": 3, "save_every": 100, "evaluate_at_end": False}
     make(tmp_path / "whole", **options).train()
-    along = RunEvaluations.after_epoch
+    along = PolicyEvaluations.after_epoch
 
-    def troubled(self: RunEvaluations, epoch: int, check_stop: Any) -> Any:
+    def troubled(self: PolicyEvaluations, epoch: int, check_stop: Any) -> Any:
         if epoch == 3:
             raise Trouble
         return along(self, epoch, check_stop)
 
-    monkeypatch.setattr(RunEvaluations, "after_epoch", troubled)
+    monkeypatch.setattr(PolicyEvaluations, "after_epoch", troubled)
     with pytest.raises(Trouble):
         make(tmp_path / "cut", **options).train()
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["epoch-000003"]
@@ -389,19 +389,19 @@ def test_a_signal_puts_an_evaluation_off_until_the_run_is_resumed(
 ) -> None:
     options = {"held_out": CONTEXTS, "evaluate_every": 2, "save_every": 100, "evaluate_at_end": False}
     make(tmp_path / "whole", **options).train()
-    along = RunEvaluations.after_epoch
+    along = PolicyEvaluations.after_epoch
 
-    def signalled(self: RunEvaluations, epoch: int, check_stop: Any) -> Any:
+    def signalled(self: PolicyEvaluations, epoch: int, check_stop: Any) -> Any:
         if epoch in (0, 2):
             os.kill(os.getpid(), signal.SIGTERM)
         return along(self, epoch, check_stop)
 
-    monkeypatch.setattr(RunEvaluations, "after_epoch", signalled)
+    monkeypatch.setattr(PolicyEvaluations, "after_epoch", signalled)
     with pytest.raises(Interrupted, match="stopped before the first epoch"):
         make(tmp_path / "cut", **options).train()
     assert not (tmp_path / "cut" / "metrics.jsonl").exists()
     monkeypatch.setattr(
-        RunEvaluations, "after_epoch", lambda *given: along(*given) if given[1] == 0 else signalled(*given)
+        PolicyEvaluations, "after_epoch", lambda *given: along(*given) if given[1] == 0 else signalled(*given)
     )
     with pytest.raises(Interrupted, match="stopped after epoch 2, a checkpoint is written"):
         make(tmp_path / "cut", **options).train()

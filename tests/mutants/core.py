@@ -34,11 +34,11 @@ CORE = (
     "models/rng", "models/sampling", "models/scoring", "models/beams", "target/target", "target/partition",
     "target/divergence", "rollout/rollout", "rollout/sampler", "methods/base", "methods/cdpg", "methods/dpg",
     "methods/reinforce", "methods/ziegler", "training/optimization", "evaluation/outcome", "evaluation/statistics",
-    "evaluation/results", "evaluation/measures", "evaluation/unseen", "storage/checkpoints",
+    "evaluation/results", "evaluation/measures", "evaluation/held_out", "storage/checkpoints",
 )  # fmt: skip
 TESTS = (
-    "checkpoints", "estimators", "evaluation", "exact_gradient", "heldout", "monitoring", "methods", "optimization",
-    "outcome", "outcome_figures", "precision", "rollout", "sampling", "scoring", "unseen", "values",
+    "checkpoints", "evaluation", "evaluator", "exact_gradient", "methods", "optimization", "outcome",
+    "outcome_figures", "precision", "records", "rollout", "sampling", "scoring", "target", "tuned_on", "values",
     "ziegler",
 )  # fmt: skip
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cdpg.cli.tables import print_models
 from cdpg.errors import CDPGError
-from cdpg.evaluation.unseen import TUNED_ON, contexts_in_words, on_few
+from cdpg.evaluation.held_out import TUNED_ON, contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job
 from cdpg.messages.text import plain_text
 from cdpg.storage.json_files import read_json

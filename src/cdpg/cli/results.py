@@ -25,7 +25,7 @@ from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import fingerprint
 from cdpg.errors import UserError
-from cdpg.evaluation.unseen import contexts_in_words, on_few
+from cdpg.evaluation.held_out import contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
 from cdpg.messages.terms import on_command_line
 from cdpg.models.names import locate, require_model

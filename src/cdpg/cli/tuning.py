@@ -16,7 +16,7 @@ from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import finish_run, plan, quiet_transformers, report_path, show
 from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.unseen import contexts_in_words, on_few
+from cdpg.evaluation.held_out import contexts_in_words, on_few
 from cdpg.jobs.job import Job
 from cdpg.methods import METHODS
 from cdpg.storage.overwriting import require_place

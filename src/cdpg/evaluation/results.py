@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
+from cdpg.evaluation.held_out import APPLIED, MODEL_NOTICES, TUNED_ON, warning
 from cdpg.evaluation.metrics import COUNT_INFO, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
 from cdpg.evaluation.outcome import (
     Outcome,
@@ -33,7 +34,6 @@ from cdpg.evaluation.statistics import (
     ratio,
     resample,
 )
-from cdpg.evaluation.unseen import APPLIED, MODEL_NOTICES, TUNED_ON, warning
 from cdpg.messages.terms import term
 from cdpg.target.divergence import kl_target_policy_pooled
 from cdpg.target.target import log_target

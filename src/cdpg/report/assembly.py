@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cdpg.evaluation.held_out import APPLIED, TUNED_ON
 from cdpg.evaluation.metrics import COUNT_INFO, METRIC_INFO, POOLED
-from cdpg.evaluation.unseen import APPLIED, TUNED_ON
 from cdpg.methods import METHODS, label_of
 from cdpg.report.blocks import blocks_of, differences, facts
 from cdpg.report.folders import Found, Record, Run, read_folders

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from cdpg.evaluation.held_out import warning
 from cdpg.evaluation.metrics import POOLED, Metric
-from cdpg.evaluation.unseen import warning
 from cdpg.methods import Style
 from cdpg.report.charts import Chart, Line, capital, compact, draw_lines, draw_stacks, mark_level, plain, stem, use_log
 from cdpg.report.frequencies import frequencies, token_ranks

@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from cdpg.evaluation.held_out import contexts_in_words, on_few, warning
 from cdpg.evaluation.metrics import METRICS, POOLED
-from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
 from cdpg.report.blocks import described, reasons
 from cdpg.report.charts import Chart, to_svg
 from cdpg.report.diagnosis import diagnose

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from cdpg.evaluation.held_out import contexts_in_words
 from cdpg.evaluation.metrics import Count, Metric
-from cdpg.evaluation.unseen import contexts_in_words
 from cdpg.methods import Style
 from cdpg.report.folders import Record, Run
 from cdpg.report.style import BASE

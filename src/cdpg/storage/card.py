@@ -13,8 +13,8 @@ from typing import Any
 
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError, UserError
+from cdpg.evaluation.held_out import MODEL_NOTICES, contexts_in_words, on_few, warning
 from cdpg.evaluation.metrics import METRICS, Metric, fixed, metric_info
-from cdpg.evaluation.unseen import MODEL_NOTICES, contexts_in_words, on_few, warning
 from cdpg.messages.text import plain_text
 from cdpg.methods import METHODS
 from cdpg.models.names import EMBEDDED

@@ -12,9 +12,9 @@ from cdpg.methods.base import State
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Stopwatch
 from cdpg.system.threads import CoreWatch
-from cdpg.training.inspection import keep_refused
-from cdpg.training.metrics import metrics_record, sample_records
+from cdpg.training.nonfinite import keep_refused
 from cdpg.training.optimization import StepSummary, Updater
+from cdpg.training.records import metrics_record, sample_records
 from cdpg.training.setup import Parts
 
 

@@ -14,7 +14,7 @@ from cdpg.messages.terms import term
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
-from cdpg.training.metrics import failure_records
+from cdpg.training.records import failure_records
 
 _log = logging.getLogger(__name__)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.plan import evaluated_contexts
+from cdpg.messages.text import duration
 from cdpg.methods import make_method
+from cdpg.system import memory
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,28 @@ def guessed_context(config: CDPGConfig, epoch: float) -> float:
 def run_seconds(config: CDPGConfig, epoch: float, context: float, held_out: int, done: int = 0) -> float:
     """Seconds left after ``done`` epochs, from the seconds of an epoch and of an evaluated context."""
     return (config.epochs - done) * epoch + context * evaluated_contexts(config, held_out, done)
+
+
+def outlook(
+    config: CDPGConfig,
+    done: int,
+    epoch: float,
+    held_out: int,
+    evaluated_context: float | None,
+    peak: Mapping[str, int],
+) -> str:
+    """A forecast after the first epoch: seconds of an epoch, share of the evaluations, and peak memory so far.
+
+    ``evaluated_context``: seconds to evaluate a context; None where none has been evaluated yet.
+    """
+    context = guessed_context(config, epoch) if evaluated_context is None else evaluated_context
+    left = run_seconds(config, epoch, context, held_out, done)
+    evaluations = left - run_seconds(config, epoch, 0.0, held_out, done)
+    share = ""
+    if evaluations > 0:
+        perhaps = "perhaps " if evaluated_context is None else ""
+        share = f"; evaluations are {perhaps}{evaluations / left:.0%} of the time left"
+        if evaluations > left / 2 and config.evaluation_interval:
+            share += " (evaluate_every=0 leaves out those along the run)"
+    seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
+    return f"an epoch takes about {seconds}{share}; at most {memory.format_memory(peak)} in use so far"

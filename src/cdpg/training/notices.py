@@ -14,7 +14,7 @@ from cdpg.storage.jsonl import read_jsonl
 from cdpg.system import memory
 from cdpg.system.threads import CoreWatch
 from cdpg.training.failures import FailureLog, none_applies
-from cdpg.training.progress import outlook
+from cdpg.training.forecast import outlook
 from cdpg.training.starvation import PlentyWatch, StarvationWatch
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _GROWN = 1.2
 """Growth of the peak memory after which it is reported again."""
 
 
-class Notices:
+class RunNotices:
     """Logs the notices of a run."""
 
     def __init__(self, failures: FailureLog, samples_per_context: int) -> None:

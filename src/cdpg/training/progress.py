@@ -15,10 +15,7 @@ from typing import Any
 from rich import progress as rich_progress
 from rich.console import Console
 
-from cdpg.config import CDPGConfig
 from cdpg.messages.text import duration, plain_text
-from cdpg.system import memory
-from cdpg.training.forecast import guessed_context, run_seconds
 
 _WINDOW = 20
 """Epochs over which the rate is averaged for the time left."""
@@ -26,7 +23,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 _LINES_PER_RUN = 20
 
 
-class Progress:
+class RunProgress:
     """Shows one metrics record an epoch on standard error. Output that fails is dropped, so it never stops a run."""
 
     def __init__(
@@ -51,7 +48,7 @@ class Progress:
         self._bar: rich_progress.Progress | None = None
         self._task = rich_progress.TaskID(0)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RunProgress:
         if self._console.is_interactive and self._console.file.isatty():  # settings can force is_interactive
             # No refresh thread: workers are forked while the bar is shown, and a fork must not copy a held lock. Other
             # output to standard error, such as notices, appears above the bar.
@@ -134,36 +131,11 @@ class Progress:
 class StageProgress:
     """The progress of a part of a run."""
 
-    whole: Progress
+    whole: RunProgress
     prefix: str
 
     def working(self, message: str) -> None:
         self.whole.working(self.prefix + message)
-
-
-def outlook(
-    config: CDPGConfig,
-    done: int,
-    epoch: float,
-    held_out: int,
-    evaluated_context: float | None,
-    peak: Mapping[str, int],
-) -> str:
-    """A forecast after the first epoch: seconds of an epoch, share of the evaluations, and peak memory so far.
-
-    ``evaluated_context``: seconds to evaluate a context; None where none has been evaluated yet.
-    """
-    context = guessed_context(config, epoch) if evaluated_context is None else evaluated_context
-    left = run_seconds(config, epoch, context, held_out, done)
-    evaluations = left - run_seconds(config, epoch, 0.0, held_out, done)
-    share = ""
-    if evaluations > 0:
-        perhaps = "perhaps " if evaluated_context is None else ""
-        share = f"; evaluations are {perhaps}{evaluations / left:.0%} of the time left"
-        if evaluations > left / 2 and config.evaluation_interval:
-            share += " (evaluate_every=0 leaves out those along the run)"
-    seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
-    return f"an epoch takes about {seconds}{share}; at most {memory.format_memory(peak)} in use so far"
 
 
 def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -> str:

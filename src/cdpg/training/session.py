@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cdpg.storage.provenance import how_to_resume
 from cdpg.system.signals import StopSignal
 from cdpg.system.stopping import StopCheck
-from cdpg.training.progress import Progress
+from cdpg.training.progress import RunProgress
 from cdpg.training.setup import Parts
 
 
@@ -17,7 +17,7 @@ from cdpg.training.setup import Parts
 class Session:
     """What lasts as long as one call of ``train``."""
 
-    progress: Progress
+    progress: RunProgress
     stop: StopCheck
 
     def raise_if_stopped_after(self, epoch: int) -> None:
@@ -32,6 +32,6 @@ def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float],
         parts.folder if parts.is_main else nullcontext(),  # the other processes write nothing
         closing(parts.evaluator),
         StopSignal() as signal,
-        Progress(epochs, silent=not parts.is_main, seconds_left=seconds_left) as progress,
+        RunProgress(epochs, silent=not parts.is_main, seconds_left=seconds_left) as progress,
     ):
         yield Session(progress, StopCheck(signal, parts.processes, how_to_resume(parts.origin["command"])))

@@ -19,7 +19,7 @@ from cdpg.contexts.stream import ContextStream
 from cdpg.errors import UserError
 from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
 from cdpg.evaluation.measures import Measure, TextMeasure
-from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
@@ -33,7 +33,7 @@ from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system.distributed import Processes, make_accelerator, processes_here
 from cdpg.training.failures import FailureLog
-from cdpg.training.notices import Notices
+from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
 
 Model = str | PathLike[str] | nn.Module | LanguageModel
@@ -65,9 +65,9 @@ class Parts:
     origin: Mapping[str, Any]
     """What ``config.yaml`` says of the run's origin."""
     journal: Journal
-    evaluations: RunEvaluations
+    evaluations: PolicyEvaluations
     failures: FailureLog
-    notices: Notices
+    notices: RunNotices
     inputs: Mapping[str, Any]
     """Model, contexts and constraint by name, as ``config.yaml`` has them."""
     sources: Sequence[str | Path]
@@ -136,8 +136,8 @@ def set_up(
         stream=ContextStream(contexts, config.seed),
         sampler=Sampler(policy, base, judge, config, processes, stop),
         journal=Journal(folder, trainable, origin),
-        evaluations=RunEvaluations(evaluator, policy, about),
-        notices=Notices(failures, config.num_generations),
+        evaluations=PolicyEvaluations(evaluator, policy, about),
+        notices=RunNotices(failures, config.num_generations),
         sources=[source for source in given if isinstance(source, (str, Path))],
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from cdpg.training import resuming
 from cdpg.training.callbacks import Callbacks, TakesCallbacks
 from cdpg.training.epoch import Epoch
 from cdpg.training.evaluating import RunEvaluator
-from cdpg.training.inspection import NonfiniteWatch
+from cdpg.training.nonfinite import NonfiniteWatch
 from cdpg.training.saving import Saver
 from cdpg.training.session import Session, open_session
 from cdpg.training.setup import Model, set_up

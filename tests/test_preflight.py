@@ -199,7 +199,7 @@ def checked(folder: Path, constraint: str, *more: str) -> str:
     file = folder / "contexts.txt"
     file.write_text("two \x1b[2Jdogs\nthree cats\nthe fox\n", encoding="utf-8")
     arguments = [
-        "check", "--model", str(model), "--contexts", str(file), "--constraint", f"test_check:{constraint}",
+        "check", "--model", str(model), "--contexts", str(file), "--constraint", f"test_preflight:{constraint}",
         "--output-dir", str(folder / "out"), "--set", "max_completion_length=6", "--set", "num_generations=8",
         "--set", "check_workers=0", "--set", "device=cpu", *more,
     ]  # fmt: skip
@@ -237,7 +237,7 @@ def test_the_command_on_a_constraint_that_raises(tmp_path: Path) -> None:
     assert "the base on 3 contexts, 8 samples each" in output
     assert "contexts without a verdict on any sample │ 3" in output
     assert "100.0% (24 exception)" in output
-    assert "test_check:broken raised ValueError" in output
+    assert "test_preflight:broken raised ValueError" in output
     assert "fix the constraint first" in output
 
 
@@ -249,6 +249,6 @@ def needy(prompts: Any, completions: Any, source: Any) -> list[bool]:
 def test_a_missing_column_is_reported_before_a_model_is_loaded(lacking: str) -> None:
     whole, bare = [Context("x", {"source": "y"}, 1)], [Context("x", {}, 1)]
     contexts = {"tuning": whole, "held_out": whole, lacking: bare}
-    job = Job(model="nosuch", constraint=("test_check:needy",), settings=CDPGConfig(check_workers=0, device="cpu"))
-    with pytest.raises(UserError, match="test_check:needy takes 'source'"):
+    job = Job(model="nosuch", constraint=("test_preflight:needy",), settings=CDPGConfig(check_workers=0, device="cpu"))
+    with pytest.raises(UserError, match="test_preflight:needy takes 'source'"):
         probe(job, Inputs(**contexts, constraints=[needy], measure=TextMeasure(), stop=None), 1)

@@ -1,4 +1,4 @@
-"""Writes the batches of steps whose gradient was not finite, for inspection."""
+"""Gradients that are not finite: writes their batches for inspection, and ends a run that has too many."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cdpg.errors import RunError
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.json_files import write_json
 from cdpg.system import files
-from cdpg.training.metrics import describe_sample, numbers_of_sample
 from cdpg.training.optimization import RefusedStep, StepSummary
+from cdpg.training.records import describe_sample, numbers_of_sample
 
 MOST_EPOCHS = 5
 """Epochs in a row without a finite gradient after which a run ends."""

@@ -21,8 +21,8 @@ from cdpg.rollout.rollout import Rollout
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.training.failures import FailureLog
-from cdpg.training.metrics import failure_records, metrics_record, sample_records
 from cdpg.training.optimization import StepSummary
+from cdpg.training.records import failure_records, metrics_record, sample_records
 
 CONTEXTS, SAMPLES, TOKENS = 4, 5, 3
 EPSILON = 0.05

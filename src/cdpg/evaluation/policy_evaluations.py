@@ -1,4 +1,4 @@
-"""The evaluations of a run: some contexts during training, all of them at the end."""
+"""Evaluates one policy again and again while it is tuned: on some contexts during training, on all at the end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cdpg.evaluation.evaluator import EvaluationCache, Evaluator
+from cdpg.evaluation.held_out import TUNED_ON
 from cdpg.evaluation.metrics import POOLED
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
-from cdpg.evaluation.unseen import TUNED_ON
 from cdpg.messages.progress import Progress
 from cdpg.models.base import LanguageModel
 from cdpg.models.transformer import digest
 from cdpg.system.stopping import never_stop
 
 
-class RunEvaluations:
-    """The evaluations of one run: some contexts along the way, all of them at the end."""
+class PolicyEvaluations:
+    """The evaluations of one policy; what has not changed since the last one is not computed again."""
 
     def __init__(self, evaluator: Evaluator, policy: LanguageModel, about: Mapping[str, Any]) -> None:
         self._evaluator, self._policy, self._about = evaluator, policy, about

@@ -18,7 +18,7 @@ from torch import Tensor
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured, TextMeasure
-from cdpg.evaluation.run_evaluations import RunEvaluations
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.models.beams import beam_search
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler, Stopwatch
@@ -224,7 +224,7 @@ def test_the_check_of_a_beam_may_fail(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_policy_is_forgotten_when_its_weights_change(tmp_path: Path) -> None:
     made = trainer(tmp_path, evaluation_samples=200)
-    evaluations = RunEvaluations(made.evaluator, made.policy, {})
+    evaluations = PolicyEvaluations(made.evaluator, made.policy, {})
 
     def satisfaction(epoch: int) -> float:
         found: float = evaluations.after_epoch(epoch)["metrics"]["satisfaction"]["mean"]

@@ -15,7 +15,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.cli import app
 from cdpg.cli.output import plan
 from cdpg.cli.tables import with_interval
-from cdpg.evaluation.unseen import contexts_in_words, on_few, warning
+from cdpg.evaluation.held_out import contexts_in_words, on_few, warning
 from cdpg.jobs.job import Job
 from cdpg.storage.card import card
 from cdpg.storage.json_files import read_json
@@ -117,7 +117,7 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     Path("few.txt").write_text("two dogs\nthree cats\nfour birds\n", encoding="utf-8")
     Path("other.txt").write_text("one fish\ntwo dogs\nsix bees\n", encoding="utf-8")
     Path("new.txt").write_text("one fish\nsix bees\n", encoding="utf-8")
-    job = ("--model", "llama", "--contexts", "few.txt", "--constraint", "test_unseen:even", "--epochs", "1")
+    job = ("--model", "llama", "--contexts", "few.txt", "--constraint", "test_tuned_on:even", "--epochs", "1")
     words, told = "3 contexts that the model was tuned on", "the contexts of this evaluation were tuned on"
 
     said = call("run", *job, "--output-dir", "run")
@@ -154,7 +154,7 @@ def test_with_few_contexts_everything_says_that_they_were_tuned_on(
     assert "1 of the 3 contexts of this evaluation were tuned on" in said
     assert "run on 2 held-out contexts" in call("evaluate", "run", "--contexts", "new.txt")
     assert read_json(Path("evaluation.json"))["contexts_tuned_on"] == 0
-    nobodys = ("--base", "llama", "--contexts", "new.txt", "--constraint", "test_unseen:even")
+    nobodys = ("--base", "llama", "--contexts", "new.txt", "--constraint", "test_tuned_on:even")
     assert "run/model on 2 contexts" in call("evaluate", "run/model", *nobodys)
     assert read_json(Path("evaluation.json"))["contexts_tuned_on"] is None
 
@@ -202,7 +202,7 @@ def test_a_plan_without_an_evaluation_mentions_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("few.txt").write_text("two dogs\nthree cats\n", encoding="utf-8")
-    values = {"model": "code-tiny", "contexts": "few.txt", "constraint": "test_unseen:even", "output_dir": "run"}
+    values = {"model": "code-tiny", "contexts": "few.txt", "constraint": "test_tuned_on:even", "output_dir": "run"}
 
     def said(to_tune: bool = True, **settings: Any) -> tuple[str, str]:
         job = Job.from_mapping({**values, **settings})
