@@ -320,13 +320,22 @@ def assert_same_end(*folders: Path) -> None:
     assert len({(folder / "samples.jsonl").read_bytes() for folder in folders}) == 1
 
 
-@pytest.mark.parametrize("method", ["cdpg", "dpg", "ziegler"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"method": "cdpg"},
+        {"method": "cdpg", "partition": "pooled", "control_variate": True},
+        {"method": "dpg"},
+        {"method": "ziegler"},
+    ],
+    ids=["cdpg", "pooled", "dpg", "ziegler"],
+)
 @pytest.mark.parametrize("gradients", [0, 1])
 def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, gradients: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any], gradients: int
 ) -> None:
     """The method's state is saved as it was before the epoch."""
-    options: dict[str, Any] = {"method": method, "save_every": 100, "batch_size": 12}
+    options: dict[str, Any] = {**method, "save_every": 100, "batch_size": 12}
     make(tmp_path / "whole", **options).train()
     gradient, done = Updater._gradient, []
 

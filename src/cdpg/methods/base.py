@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from cdpg.config import CDPGConfig, MethodSettings, add_method, remove_method
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Total = Callable[[Tensor], Tensor]
 
-State = Mapping[str, float]
+State = Mapping[str, Any]
 """The state of a method between epochs, beside parameters; checkpoints store it as JSON."""
 
 
@@ -146,6 +146,11 @@ class WeightedMethod(Method):
     follows_policy: ClassVar[bool] = False
     """Whether w is multiplied by π/q, π being the policy of each step and q that of the samples."""
 
+    @property
+    def subtracts_control_variate(self) -> bool:
+        """Whether π/q is subtracted from w: its expected gradient is 0. Every sample then needs a gradient."""
+        return False
+
     @abstractmethod
     def weights(self, rollout: Rollout, state: State) -> Tensor:
         """w, ``[context, sample]``; 0 means that the sample needs no gradient. ``state`` has seen the epoch."""
@@ -167,23 +172,28 @@ class WeightedMethod(Method):
         total: Total = of_one_process,
     ) -> EpochLoss:
         state = self.advance(state, rollout)
-        loss = WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy)
+        weights = self.weights(rollout, state)
+        loss = WeightedLoss(rollout, weights, self.follows_policy, self.subtracts_control_variate)
         return EpochLoss(loss, state, self.metrics(state))
 
 
 class WeightedLoss(SampleLoss):
-    """Constant weights, multiplied by π/q if the method asks for it."""
+    """Constant weights, multiplied by π/q or with π/q subtracted if the method asks for it."""
 
-    def __init__(self, rollout: Rollout, weights: Tensor, follows_policy: bool) -> None:
-        self.active = (weights != 0).flatten()
+    def __init__(
+        self, rollout: Rollout, weights: Tensor, follows_policy: bool, subtracts_control_variate: bool = False
+    ) -> None:
+        self.active = (rollout.valid if subtracts_control_variate else weights != 0).flatten()
         self.normalizer = float(rollout.valid.sum())
         self.weights: Tensor = rollout.own(weights.detach())
-        self._log_q = rollout.own(rollout.log_q) if follows_policy else None
+        self._log_q = rollout.own(rollout.log_q)
+        self._multiplies, self._subtracts = follows_policy, subtracts_control_variate
 
     def loss(self, rows: Tensor, scores: TokenScores) -> Tensor:
         """−Σ w · log π, no gradient through w."""
         log_policy = scores.log_prob()
         weights = self.weights[rows].to(log_policy)
-        if self._log_q is not None:
-            weights = weights * (log_policy.detach() - self._log_q[rows].to(log_policy)).exp()
+        if self._multiplies or self._subtracts:
+            moved = (log_policy.detach() - self._log_q[rows].to(log_policy)).exp()  # π/q
+            weights = weights * moved if self._multiplies else weights - moved
         return -(weights * log_policy).sum()

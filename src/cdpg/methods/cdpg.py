@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from cdpg.config import MethodSettings
 from cdpg.methods.base import State, Style, WeightedMethod, register
 from cdpg.target import partition
+from cdpg.target.pooled import PooledPartition, Prior
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,19 +17,68 @@ if TYPE_CHECKING:
     from cdpg.rollout.rollout import Rollout
 
 
+@dataclass(frozen=True)
+class CDPGSettings(MethodSettings):
+    """The settings of CDPG."""
+
+    partition: Literal["batch", "pooled"] = "batch"
+    """How Ẑ_c is estimated: ``batch`` is the mean over the epoch's own samples of the context, as in the paper;
+    ``pooled`` takes for each sample all others ever drawn for its context, together with the mean over contexts."""
+    control_variate: bool = False
+    """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient."""
+
+
 @register
 class CDPG(WeightedMethod):
     """w = P_c(x) / ((Ẑ_c + ε) q(x|c)), Algorithm 1 of the paper.
 
     With the exact Z_c the gradient is unbiased; with Ẑ_c from the same M samples its expectation at q = a is
-    κ_c = 1 − (1 − Z_c)^M times the true gradient of the context.
+    κ_c = 1 − (1 − Z_c)^M times the true gradient of the context. With ``partition: pooled``, Ẑ_c does not depend on the
+    sample that it divides (:mod:`cdpg.target.pooled`).
     """
 
     name = label = "cdpg"
     description = "conditional distributional policy gradients"
     style = Style("#0b6fd8", "#5a97fa", "o")
+    Settings = CDPGSettings
     targets_p = True
     normalizes_per_context = True
 
+    @property
+    def settings(self) -> CDPGSettings:
+        return self.config.settings_of(CDPGSettings)
+
+    @property
+    def subtracts_control_variate(self) -> bool:
+        return self.settings.control_variate
+
+    @property
+    def _pools(self) -> bool:
+        return self.settings.partition == "pooled"
+
+    def begin(self) -> State:
+        """Nothing, or the pooled ratios and the prior of the epoch that they have seen last."""
+        return {"pool": PooledPartition().to_mapping(), "prior": None} if self._pools else {}
+
+    def advance(self, state: State, rollout: Rollout) -> State:
+        ratio = rollout.log_ratio.exp()
+        if not self._pools or not bool(ratio.isfinite().all()):  # such an epoch has no step
+            return state
+        pool = PooledPartition.from_mapping(state["pool"])
+        prior = pool.prior()  # before this epoch's samples, so that a weight depends on its own sample in P/q alone
+        return {
+            "pool": pool.add(rollout.indices, ratio, rollout.valid).to_mapping(),
+            "prior": None if prior is None else {"mean": prior.mean, "strength": prior.strength},
+        }
+
     def weights(self, rollout: Rollout, state: State) -> Tensor:
-        return partition.weights(rollout.log_ratio, rollout.log_z, self.config.partition_epsilon)
+        epsilon = self.config.partition_epsilon
+        if not self._pools:
+            return partition.weights(rollout.log_ratio, rollout.log_z, epsilon)
+        pool = PooledPartition.from_mapping(state["pool"])
+        prior = None if state["prior"] is None else Prior(**state["prior"])
+        return partition.weights(rollout.log_ratio, pool.log_z(rollout.indices, rollout.log_ratio, prior), epsilon)
+
+    def metrics(self, state: State) -> Mapping[str, float]:
+        prior = state.get("prior")
+        return {} if prior is None or prior["strength"] is None else {"prior_strength": prior["strength"]}

@@ -42,6 +42,8 @@ class Rollout:
     """``[context, sample, token]``: the base's log-probabilities of this process's tokens."""
     first_context: int
     """Index of this process's first context."""
+    indices: tuple[int, ...] = ()
+    """``[context]``: the index of each context among those of the run; empty for an evaluation."""
     checks: Mapping[str, int] = field(default_factory=dict)
     """Counts over all processes, such as ``failed_timeout`` and ``exhausted_cpu``: failed and exhausted checks."""
     failures: Mapping[int, CheckFailure] = field(default_factory=dict)

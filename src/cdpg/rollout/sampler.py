@@ -85,10 +85,12 @@ class Sampler:
         every_sample: bool,
         watch: Stopwatch,
         stream: str = "train",
+        indices: Sequence[int] = (),
     ) -> Rollout:
         """The rollout of one epoch; ``contexts`` and ``prompts`` are those of all processes.
 
-        The base scores only the satisfying samples, unless ``every_sample`` is set.
+        ``indices`` has the index of each context among those of the run. The base scores only the satisfying samples,
+        unless ``every_sample`` is set.
         """
         share = self.processes.share(len(contexts))
         own = [contexts[i] for i in share], [prompts[i] for i in share]
@@ -121,6 +123,7 @@ class Sampler:
             samples=samples,
             token_log_a=token_log_a,
             first_context=share.start,
+            indices=tuple(indices),
             checks=self._counted(checked),
             failures=checked.failures,
         )

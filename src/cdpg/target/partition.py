@@ -23,12 +23,12 @@ def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
 
 
 def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
-    """P_c(x) / ((Z + ε) q(x|c)), ``[context, sample]``, for Z per context (``[context]``) or one for all (a scalar).
+    """P_c(x) / ((Z + ε) q(x|c)), ``[context, sample]``, for Z per sample, per context (``[context]``) or one for all.
 
     A context without a satisfying sample has weights 0 and stays in the mean.
     """
     z = log_z.exp() + epsilon
-    weight = log_ratio.exp() / (z[:, None] if z.dim() else z)
+    weight = log_ratio.exp() / (z[:, None] if z.dim() == 1 else z)
     return weight.masked_fill(log_ratio == -math.inf, 0.0)
 
 

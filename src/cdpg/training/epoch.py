@@ -36,7 +36,8 @@ class Epoch:
         chosen = parts.stream.draw(number - 1, self._config.contexts_per_epoch)
         contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
         try:
-            rollout = parts.sampler.draw(number, contexts, prompts, parts.method.scores_every_sample, self._watch)
+            every_sample = parts.method.scores_every_sample
+            rollout = parts.sampler.draw(number, contexts, prompts, every_sample, self._watch, indices=chosen)
         except Exception:
             self._rescue()
             raise
