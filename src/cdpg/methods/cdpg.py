@@ -72,12 +72,11 @@ class CDPG(WeightedMethod):
         }
 
     def weights(self, rollout: Rollout, state: State) -> Tensor:
-        epsilon = self.config.partition_epsilon
         if not self._pools:
-            return partition.weights(rollout.log_ratio, rollout.log_z, epsilon)
-        pool = PooledPartition.from_mapping(state["pool"])
+            return partition.weights(rollout.log_ratio, rollout.log_z, self.config.partition_epsilon)
         prior = None if state["prior"] is None else Prior(**state["prior"])
-        return partition.weights(rollout.log_ratio, pool.log_z(rollout.indices, rollout.log_ratio, prior), epsilon)
+        log_z = PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
+        return partition.weights(rollout.log_ratio, log_z, self.config.partition_epsilon)
 
     def metrics(self, state: State) -> Mapping[str, float]:
         prior = state.get("prior")
