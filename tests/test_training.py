@@ -39,7 +39,7 @@ from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.trackers import TRACKERS
 from cdpg.target.target import log_target
-from cdpg.tasks.code.constraint import FunctionEnd
+from cdpg.tasks.code.constraint import FunctionEnd, compiles, pep8_clean
 from enumeration import LETTERS, Universe, contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
@@ -244,6 +244,19 @@ def test_resuming_under_other_settings_is_refused_with_what_changed(tmp_path: Pa
     tabular_trainer(tmp_path, epochs=6, keep_checkpoints=1).train(resume_from_checkpoint=True)
     assert len(untimed(tmp_path)) == 6
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_function_of_the_package_may_have_moved_since_a_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(compiles, "__module__", "cdpg.earlier.place")
+        tabular_trainer(tmp_path, compiles, check_workers=0).train()
+    tabular_trainer(tmp_path, compiles, check_workers=0, epochs=6).train(resume_from_checkpoint=True)
+    assert len(untimed(tmp_path)) == 6
+    for other in (pep8_clean, has_a):
+        with pytest.raises(UserError, match=r"the constraints changed from \['cdpg.*compiles'\] to "):
+            tabular_trainer(tmp_path, other, check_workers=0, epochs=7).train(resume_from_checkpoint=True)
 
 
 def test_a_run_is_made_longer_only_while_its_rate_would_have_been_the_same(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -39,6 +40,7 @@ _FREE = frozenset(
     | {"evaluate_at_end", "check_workers", "check_failures", "check_output"}
 )
 """Settings that a resumed run may change without changing its result; learning rates are compared themselves."""
+_OWN = re.compile(r"^cdpg\.[\w.]*:")
 _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
 """Settings that change the order of sums, and so the last bits of a result; allowed, since memory may require it."""
 _MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
@@ -137,11 +139,12 @@ def check_resume(
         if key not in _FREE | _ROUNDING | _MEASURING | _LIMITS and value != getattr(config, key)
     ]
     changes += rate_changes(done, then, config, checkpoints, kept)
-    before = state["origin"]
+    # Earlier versions wrote no adapters if the base is a copy; whether there are any shows in the parameters' names.
+    before = {**state["origin"], "adapters": state["origin"].get("adapters") or now["adapters"]}
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
         for key in ("model", "base", "adapters", "device", "processes", "constraints", "stop", "contexts", "tokens")
-        if before.get(key, now[key]) != now[key]
+        if _comparable(before.get(key, now[key])) != _comparable(now[key])
     ]
     if changes:
         raise UserError(
@@ -149,6 +152,11 @@ def check_resume(
             f"Give what it was started with, or start in another folder"
         )
     return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
+
+
+def _comparable(fact: Any) -> Any:
+    """A fact of a run's origin; functions of this package without their module, which another version may move."""
+    return [_OWN.sub("cdpg:", name) for name in fact] if isinstance(fact, list) else fact
 
 
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
