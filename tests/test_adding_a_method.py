@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +167,25 @@ def test_a_name_is_given_once() -> None:
         with pytest.raises(ValueError, match=f"{taken} is there already"):
             register(method)
     assert "other" not in METHODS
+
+
+def test_dataclass_functions_see_the_setting() -> None:
+    config = CDPGConfig(method="power", power_exponent=3.0)
+    given = asdict(config)
+    assert given["power_exponent"] == 3.0
+    assert list(given) == [field.name for field in fields(CDPGConfig)] == list(FIELDS)
+    assert CDPGConfig(**json.loads(json.dumps(given))) == CDPGConfig(**vars(config)) == config
+    assert repr(config).endswith("power_exponent=3.0)")
+    assert CDPGConfig.power_exponent == 2.0
+
+
+@dataclass(frozen=True)
+class _Extended(CDPGConfig):
+    mine: int = 1
+
+
+def test_a_dataclass_of_ones_own_that_extends_the_settings_hands_them_to_the_method() -> None:
+    config = _Extended(ziegler_beta=0.7, mine=2)
+    assert make_method(config.replace(method="ziegler")).begin() == {"beta": 0.7}
+    with pytest.raises(UserError, match="ziegler_beta must be a finite number"):
+        _Extended(ziegler_beta=-1.0)

@@ -8,7 +8,7 @@ import math
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 
@@ -44,14 +44,11 @@ def _answers_unknown_names(cls: type[T]) -> type[T]:
     plain = cls.__init__
 
     def init(self: T, /, *given: Any, **settings: Any) -> None:
-        problems = [unknown_setting(key, FIELDS) for key, value in settings.items() if not _is_known(key, value)]
-        own: tuple[MethodSettings, ...] = ()
+        problems = [unknown_setting(key, FIELDS) for key in settings if key not in FIELDS]
+        known = {key: value for key, value in settings.items() if key in FIELDS}
+        vars(self).update({key: value for key, value in known.items() if key not in GENERAL})
         try:
-            own = _method_settings(settings.get(_PARTS, ()), settings)
-        except UserError as error:
-            problems.append(str(error))
-        try:
-            plain(self, *given, **{key: value for key, value in settings.items() if key in GENERAL}, **{_PARTS: own})
+            plain(self, *given, **{key: value for key, value in known.items() if key in GENERAL})
         except UserError as error:
             problems.append(str(error))
         if problems:
@@ -61,15 +58,13 @@ def _answers_unknown_names(cls: type[T]) -> type[T]:
     return cls
 
 
-def _is_known(key: str, value: Any) -> bool:
-    """Whether it is a setting; ``dataclasses.replace`` gives the methods' settings as they are kept."""
-    return key in FIELDS or (key == _PARTS and isinstance(value, tuple))
-
-
 @_answers_unknown_names
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # these two count the methods' settings, too
 class CDPGConfig:
-    """Settings of a run, the same in Python, in YAML and after ``--set``."""
+    """Settings of a run, the same in Python, in YAML and after ``--set``.
+
+    The settings of the methods are fields like the others; :func:`add_method` adds them.
+    """
 
     output_dir: str = "runs/cdpg"
     """The run's folder: configuration, metrics, samples, checkpoints, the tuned model."""
@@ -173,13 +168,10 @@ class CDPGConfig:
     tokens_per_pass: int = 1280
     """Tokens scored or differentiated at once: memory grows with this, hardly with N·M."""
 
-    method_settings: tuple[MethodSettings, ...] = ()
-    """The settings of every method, each read by its own name."""
-
     def __post_init__(self) -> None:
         """Convert every value to the type of its setting, or raise one error for all invalid values."""
         problems = []
-        for key, expected in GENERAL.items():
+        for key, expected in FIELDS.items():
             try:
                 object.__setattr__(self, key, convert(key, getattr(self, key), expected))
             except UserError as error:
@@ -209,23 +201,27 @@ class CDPGConfig:
         """A copy with some settings changed."""
         return dataclasses.replace(self, **changes)
 
-    def __getattr__(self, name: str) -> Any:
-        for settings in vars(self).get(_PARTS, ()):  # not there yet in a copy that is being made
-            if name in vars(settings):
-                return getattr(settings, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def __eq__(self, other: object) -> bool:
+        return self.values() == other.values() if type(other) is type(self) else NotImplemented
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.values()]
+    def __hash__(self) -> int:
+        return hash(tuple(self.values().items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{key}={value!r}' for key, value in self.values().items())})"
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The settings of the methods."""
 
     def settings_of(self, kind: type[S]) -> S:
         """The settings of one method."""
-        return next((settings for settings in self.method_settings if isinstance(settings, kind)), kind())
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
 
     def values(self) -> dict[str, Any]:
         """Every setting by its name, those of the methods last."""
-        general = {key: value for key, value in vars(self).items() if key != _PARTS}
-        return general | {key: value for part in self.method_settings for key, value in vars(part).items()}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for YAML and JSON."""
@@ -262,8 +258,7 @@ class CDPGConfig:
         return interval > 0 and (epoch % interval == 0 or epoch == self.epochs)
 
 
-_PARTS = "method_settings"
-GENERAL: dict[str, Any] = {key: kind for key, kind in typing.get_type_hints(CDPGConfig).items() if key != _PARTS}
+GENERAL: dict[str, Any] = typing.get_type_hints(CDPGConfig)
 """The settings that belong to no method, with their types."""
 FIELDS: dict[str, Any] = dict(GENERAL)
 """Every setting with its type, those of the methods last."""
@@ -279,49 +274,33 @@ def add_method(name: str, settings: type[MethodSettings]) -> None:
         raise ValueError(f"{', '.join(map(repr, taken))} is there already: choose other names for {name!r}")
     METHOD_SETTINGS[name] = settings
     FIELDS.update(fields)
+    CDPGConfig.__annotations__.update(fields)
+    for field in dataclasses.fields(settings):
+        CDPGConfig.__dataclass_fields__[field.name] = field
+        setattr(CDPGConfig, field.name, getattr(settings(), field.name))  # of settings that were made before, too
     _sign()
 
 
 def remove_method(name: str) -> None:
     """Undo :func:`add_method`."""
     for key in typing.get_type_hints(METHOD_SETTINGS.pop(name)):
-        del FIELDS[key]
+        del FIELDS[key], CDPGConfig.__annotations__[key], CDPGConfig.__dataclass_fields__[key]
+        delattr(CDPGConfig, key)
     _sign()
 
 
 def _sign() -> None:
     """Give the constructor a signature with all settings, which is what notebooks offer."""
-    kinds: list[type[Any]] = [CDPGConfig, *METHOD_SETTINGS.values()]
     parameters = [
         inspect.Parameter(
             field.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD if kind is CDPGConfig else inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if field.name in GENERAL else inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(CDPGConfig, field.name),
             annotation=field.type,
         )
-        for kind in kinds
-        for field in dataclasses.fields(kind)
-        if field.name != _PARTS
+        for field in dataclasses.fields(CDPGConfig)
     ]
     setattr(CDPGConfig, "__signature__", inspect.Signature(parameters))  # noqa: B010 - an assignment is what mypy forbids
-
-
-def _method_settings(before: Iterable[MethodSettings], changes: Mapping[str, Any]) -> tuple[MethodSettings, ...]:
-    """The settings of every method, with those changed that ``changes`` names."""
-    kept, problems, found = {type(settings): vars(settings) for settings in before}, list[str](), []
-    for kind in METHOD_SETTINGS.values():
-        given = dict(kept.get(kind, {}))
-        for key, expected in typing.get_type_hints(kind).items():
-            try:
-                given |= {key: convert(key, changes[key], expected)} if key in changes else {}
-            except UserError as error:
-                problems.append(str(error))
-        made = kind(**given)
-        problems += made.problems()
-        found += [made] if vars(made) else []
-    if problems:
-        raise UserError("; ".join(problems))
-    return tuple(found)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -395,3 +374,5 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
             f"batch_size is {config.batch_size}, more than the {config.samples_per_epoch} samples of an epoch "
             f"(contexts_per_epoch × num_generations): lower it, or raise those"
         )
+    for kind in METHOD_SETTINGS.values():
+        yield from config.settings_of(kind).problems()
