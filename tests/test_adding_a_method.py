@@ -126,7 +126,7 @@ def test_settings_and_completion() -> None:
     assert "power_exponent" in shown
     assert "2.0" in shown
     assert "What b is raised to." in shown
-    assert "power (the constraint, raised to a power)" in " ".join(cdpg("settings", "method").split())
+    assert "power (the constraint, raised to a power)" in " ".join(cdpg("settings", "method").replace("│", " ").split())
     assert complete_method("pow") == ["power"]
     assert complete_setting("power") == ["power_exponent="]
 

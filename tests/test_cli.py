@@ -311,7 +311,7 @@ def test_runs_of_a_comparison_leave_the_report_to_it(tmp_path: Path, monkeypatch
     started: list[list[str]] = []
     monkeypatch.setattr(comparison.subprocess, "Popen", lambda words, **options: started.append(words))
     _, (run,) = compared(tmp_path, "cdpg")
-    comparison._start(run, True, {})
+    comparison.start_run(run, True, {})
     assert started[0][3:] == ["run", str(tmp_path / "cdpg" / "job.yaml"), "--no-report", "--resume"]
 
 

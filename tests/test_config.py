@@ -17,8 +17,9 @@ from cdpg.cli import app
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.errors import UserError
 from cdpg.jobs.job import Job, gather
-from cdpg.messages.foreign_names import _ANSWERS, _FAMILIES, answer, unknown_setting
+from cdpg.messages.foreign_names import ANSWERS, FAMILIES, answer, unknown_setting
 from cdpg.messages.terms import on_command_line
+from cdpg.methods import METHODS
 
 
 def test_defaults_follow_the_paper() -> None:
@@ -89,7 +90,7 @@ def test_values_that_depend_on_each_other_are_compared_as_numbers() -> None:
         ("epochs", float("inf"), "epochs takes a whole number, not inf"),
         ("epochs", "1e999", "epochs takes a whole number, not '1e999'"),
         ("learning_rate", 10**400, "learning_rate takes a number"),
-        ("method", "ppo", "method takes 'cdpg' or 'dpg' or 'reinforce' or 'ziegler', not 'ppo'"),
+        ("method", "ppo", f"method takes {' or '.join(map(repr, METHODS))}, not 'ppo'"),
         ("adam_betas", [0.9], "adam_betas takes a list"),
         ("trust_remote_code", "yes", "trust_remote_code takes true or false, not 'yes'"),
     ],
@@ -203,10 +204,10 @@ def test_answers_name_what_there_is() -> None:
         "set_float32_matmul_precision",
     }
     known |= {"resume_from_checkpoint", "WANDB_NAME", "REPO_ID"}
-    names = [name for group, _ in _ANSWERS for name in group.split()]
+    names = [name for group, _ in ANSWERS for name in group.split()]
     assert len(set(names)) == len(names), "a name has one answer"
-    assert not {*names, *_FAMILIES} & set(FIELDS), "a setting needs none"
-    for text in [*(text for _, text in _ANSWERS), *_FAMILIES.values()]:
+    assert not {*names, *FAMILIES} & set(FIELDS), "a setting needs none"
+    for text in [*(text for _, text in ANSWERS), *FAMILIES.values()]:
         assert set(re.findall(r"\w+_\w+", text)) <= known, text
         assert "\n" not in text and not text.endswith("."), "one part of a sentence"
 

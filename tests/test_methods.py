@@ -61,7 +61,7 @@ def weights(method: WeightedMethod, rollout: Rollout, state: State | None = None
 
 @pytest.mark.parametrize("method", list(EXPECTED))
 def test_the_coefficient_of_every_sample(method: str) -> None:
-    """Section 3 of the specification: a·b/((Ẑ_c+ε)q), a·b/((Z̄+ε)q), b; failed checks count nowhere."""
+    """w is a·b/((Ẑ_c+ε)q), a·b/((Z̄+ε)q) or b; failed checks count nowhere."""
     np.testing.assert_allclose(weights(make(method), epoch()), EXPECTED[method], rtol=1e-12)
 
 

@@ -104,7 +104,7 @@ class Steps:
             with torch.no_grad():
                 self.policy.table -= rate * torch.from_numpy(gradient)
 
-    def agrees(self, policy: TabularModel, summary: StepSummary) -> None:
+    def assert_agrees(self, policy: TabularModel, summary: StepSummary) -> None:
         np.testing.assert_allclose(policy.table.detach().numpy(), self.policy.table.detach().numpy(), rtol=1e-9)
         assert summary.steps == len(self.losses)
         assert summary.loss == pytest.approx(np.mean(self.losses), rel=1e-9)
@@ -122,7 +122,7 @@ def test_steps_on_ragged_batches(name: str, number: int) -> None:
     steps = Steps(weighted, follows_policy=name == "reinforce")
     steps.take(batches, VALID.sum() * 6 / 20)
     summary = update(make_updater(policy, method(name), batch_size=6, seed=3), epoch)
-    steps.agrees(policy, summary)
+    steps.assert_agrees(policy, summary)
     assert (summary.skipped, summary.nonfinite, summary.broken) == (0, 0, False)
 
 
@@ -130,7 +130,7 @@ def test_by_default_one_step_takes_all() -> None:
     policy, epoch = table(0), make_epoch()
     steps = Steps(weights("cdpg", epoch))
     steps.take([list(range(20))], VALID.sum())
-    steps.agrees(policy, update(make_updater(policy, method("cdpg")), epoch))
+    steps.assert_agrees(policy, update(make_updater(policy, method("cdpg")), epoch))
 
 
 class ThreePasses(CDPG):
@@ -145,7 +145,7 @@ def test_every_pass_has_an_order_of_its_own() -> None:
     assert len({tuple(batch) for batch in batches}) == len(batches)
     steps = Steps(weights("cdpg", epoch))
     steps.take(batches, VALID.sum() * 6 / 20)
-    steps.agrees(policy, update(make_updater(policy, ThreePasses(CDPGConfig()), batch_size=6, seed=5), epoch))
+    steps.assert_agrees(policy, update(make_updater(policy, ThreePasses(CDPGConfig()), batch_size=6, seed=5), epoch))
 
 
 def test_a_batch_without_a_satisfying_sample_is_skipped() -> None:
@@ -157,7 +157,7 @@ def test_a_batch_without_a_satisfying_sample_is_skipped() -> None:
     steps = Steps(weights("cdpg", epoch))
     steps.take(shuffled(1, seed=0, passes=1), VALID.sum() * 6 / 20)
     summary = update(make_updater(policy, method("cdpg"), optimizer=optimizer, batch_size=6), epoch)
-    steps.agrees(policy, summary)
+    steps.assert_agrees(policy, summary)
     assert (summary.steps, summary.skipped) == (1, 3)
 
 
@@ -241,7 +241,7 @@ def test_two_processes_take_the_steps_of_one(share: range) -> None:
     processes = OneOfTwo(other, rest, divisor)
     processes.rows = [[row for row in batch if weighted.ravel()[row] != 0] for batch in batches]
     updater = make_updater(policy, method("cdpg"), processes, batch_size=6, seed=3)
-    steps.agrees(policy, update(updater, make_epoch(share=share)))
+    steps.assert_agrees(policy, update(updater, make_epoch(share=share)))
 
 
 def test_every_setting_of_adam_counts() -> None:

@@ -102,3 +102,4 @@ def test_output_that_fails_stops_no_evaluation(monkeypatch: pytest.MonkeyPatch, 
     with (tmp_path / "log").open("w") as stream:
         monkeypatch.setattr("sys.stderr", stream)
     LineProgress().working("evaluating base")
+    assert (tmp_path / "log").read_text() == ""

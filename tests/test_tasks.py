@@ -327,7 +327,7 @@ def test_an_evaluation_reads_no_more_than_it_needs(tmp_path: Path, monkeypatch: 
     def look(job: Job, inputs: Inputs, *rest: Any) -> None:
         raise UserError(f"{len(inputs.held_out)} contexts")
 
-    monkeypatch.setattr("cdpg.jobs.comparison.evaluate_model", look)
+    monkeypatch.setattr("cdpg.jobs.running.evaluate_model", look)
     options = ["evaluate", "t5-tiny", "--task", "translation-numbers", "--preset", "paper"]
     assert str(CliRunner().invoke(app, [*options, "--contexts", str(file)]).exception) == "2 contexts"
     assert "not installed" in str(CliRunner().invoke(app, options).exception)
@@ -575,7 +575,7 @@ def test_a_run_is_evaluated_on_another_task_by_that_task_s_constraint(
     def look(job: Job, *rest: Any) -> None:
         raise UserError(f"{job.task} by {job.constraint}, base {Path(job.model).name}")
 
-    monkeypatch.setattr("cdpg.jobs.comparison.evaluate_model", look)
+    monkeypatch.setattr("cdpg.jobs.running.evaluate_model", look)
     result = CliRunner().invoke(app, ["evaluate", str(comparison / RUNS[0]), "--task", "code-pep8"])
     assert str(result.exception) == "code-pep8 by ('cdpg.constraints:pep8_clean',), base t5"
     result = CliRunner().invoke(app, ["evaluate", str(comparison / RUNS[0]), "--task", "translation-numbers"])

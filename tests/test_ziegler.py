@@ -340,7 +340,7 @@ def test_advantages_are_whitened_over_all_processes() -> None:
 
 
 def test_beta_follows_the_kl_of_the_samples_whose_check_succeeded() -> None:
-    """The β logged is the one that the rewards were paid with; the next is that of section 3."""
+    """The β logged is the one that the rewards were paid with; the next follows from the KL."""
     policy, run = table(0), Run(CDPGConfig(**SETTINGS), table(0))
     betas, used = [0.3], []
     for seed in (0, 1):

@@ -101,7 +101,7 @@ def evaluate(
         inputs = job.load(to_tune=False)
         own = _is_own(job, inputs, known)
         target = output or (folder.evaluation if own else _elsewhere())
-        from cdpg.jobs.comparison import evaluate_model
+        from cdpg.jobs.running import evaluate_model
         from cdpg.storage.evaluations import write_evaluation
 
         quiet_transformers()

@@ -60,7 +60,7 @@ def run(
         require_place(RunFolder(job.settings.output_dir), job.settings.overwrite_output_dir, job.inputs().values())
     inputs = job.load()
     # Imported only now, so that the errors above come without waiting for torch.
-    from cdpg.jobs.comparison import make_trainer
+    from cdpg.jobs.running import make_trainer
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))

@@ -9,33 +9,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.evaluator import Evaluator
-from cdpg.evaluation.results import BASE, TUNED, Evaluation
+from cdpg.evaluation.results import BASE, TUNED
 from cdpg.jobs.job import Inputs, Job
-from cdpg.messages.progress import LineProgress, SilentProgress
+from cdpg.jobs.running import evaluate_saved, make_evaluator, make_trainer
 from cdpg.messages.terms import term
 from cdpg.methods import make_method
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model
-from cdpg.models.transformer import TransformerModel
 from cdpg.storage import overwriting, schedule
 from cdpg.storage.evaluations import write_evaluation
 from cdpg.storage.json_files import mapping, read_json, write_json, write_yaml
-from cdpg.storage.provenance import how_to_resume, versions
+from cdpg.storage.provenance import how_to_resume
 from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.system.distributed import processes_in_all
 from cdpg.system.files import refuse_links
 from cdpg.system.signals import StopSignal
-from cdpg.system.stopping import StopCheck
-from cdpg.training.trainer import CDPGTrainer
+from cdpg.training.notices import log_all
 
 _log = logging.getLogger(__name__)
 
@@ -92,28 +88,6 @@ def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[Co
             yield ComparisonRun(name, method, dataclasses.replace(job, settings=settings))
 
 
-def make_trainer(job: Job, inputs: Inputs, command: str | None) -> CDPGTrainer:
-    """The trainer of a job."""
-    return CDPGTrainer(
-        job.model,
-        inputs.constraints,
-        job.settings,
-        inputs.tuning,
-        inputs.held_out,
-        stop=inputs.stop,
-        measure=inputs.measure,
-        command=command,
-        inputs=job.inputs(),
-    )
-
-
-def make_evaluator(job: Job, inputs: Inputs, tuned_on: frozenset[str] | None) -> Evaluator:
-    """The evaluator of a job, with the job's base; ``tuned_on`` has digests of the prompts tuned on, if known."""
-    return Evaluator.load(
-        job.model, inputs.constraints, inputs.held_out, job.settings, inputs.measure, inputs.stop, tuned_on
-    )
-
-
 def carry_out(
     job: Job,
     inputs: Inputs,
@@ -124,12 +98,12 @@ def carry_out(
 ) -> dict[str, Any] | None:
     """Train the unfinished runs, ``jobs`` at a time, and compare; a signal stops it with a checkpoint."""
     _warn_of_replaced(Path(job.settings.output_dir) / FILE, runs)
-    with StopSignal() as stop:
+    with StopSignal() as signal:
         if jobs > 1:
-            train_side_by_side(runs, jobs, command, resume, stop)
+            train_side_by_side(runs, jobs, command, resume, signal)
         else:
             train_all(runs, inputs, command, resume)
-        return compare(job, inputs, runs, command, stop)
+        return compare(job, inputs, runs, command, signal)
 
 
 def _warn_of_replaced(path: Path, runs: Sequence[ComparisonRun]) -> None:
@@ -160,7 +134,7 @@ def train_side_by_side(
     jobs: int,
     command: str | None,
     resume: bool,
-    stop: StopSignal,
+    signal: StopSignal,
 ) -> None:
     """Train the unfinished runs, ``jobs`` at a time, each in a process with its share of the cores.
 
@@ -180,11 +154,11 @@ def train_side_by_side(
             while waiting and len(under_way) < jobs:
                 run = waiting.pop(0)
                 _log.info(f"{run.name}: started; its progress is in {_output(run)}")
-                under_way[run.name] = _start(run, resume, environment)
+                under_way[run.name] = start_run(run, resume, environment)
             time.sleep(0.2)
-            if stop.received is not None:
+            if signal.received is not None:
                 situation = "stopped, and the runs under way have written checkpoints"
-                raise stop.interruption(situation, how_to_resume(command))
+                raise signal.interruption(situation, how_to_resume(command))
             for run in [run for run in runs if run.name in under_way and under_way[run.name].poll() is not None]:
                 status = under_way.pop(run.name).returncode
                 if status != 0:
@@ -201,7 +175,7 @@ def _output(run: ComparisonRun) -> Path:
     return run.folder.path / "output.txt"
 
 
-def _start(run: ComparisonRun, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start_run(run: ComparisonRun, resume: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a run as a command."""
     folder = run.folder.path
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +192,7 @@ def compare(
     inputs: Inputs,
     runs: Sequence[ComparisonRun],
     command: str | None,
-    stop: StopSignal,
+    signal: StopSignal,
 ) -> dict[str, Any] | None:
     """Evaluate all runs together, write ``comparison.json`` and every run's ``evaluation.json``.
 
@@ -226,7 +200,7 @@ def compare(
     """
     evaluator = make_evaluator(runs[0].job, inputs, frozenset(prompt_digests(inputs.tuning)))
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
-    evaluation = _evaluated(evaluator, models, job.task, command, stop)
+    evaluation = evaluate_saved(evaluator, models, job.task, command, signal)
     if evaluation is None:
         return None
     result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
@@ -236,66 +210,8 @@ def compare(
     for run in runs:
         with run.folder:
             write_evaluation(run.folder, evaluation.to_mapping({BASE: BASE, run.name: TUNED}))
-    _warn(result["notices"])
+    log_all(result["notices"])
     return result
-
-
-def evaluate_model(
-    job: Job,
-    inputs: Inputs,
-    model: str,
-    command: str | None,
-    tuned_on: frozenset[str] | None,
-) -> dict[str, Any] | None:
-    """Evaluate a model and the job's base, in the form of ``evaluation.json``; None except on the main process.
-
-    A model with other tokens than the base is refused, since p is defined on the base's. ``tuned_on`` has digests of
-    the prompts that it was tuned on, if they are known.
-    """
-    evaluator = make_evaluator(job, inputs, tuned_on)
-    loaded = load_model(model, job.settings)
-    _require_same_tokens(model, loaded, job.model, evaluator)
-    found = _evaluated(evaluator, {TUNED: lambda: loaded}, job.task, command, StopSignal())
-    if found is None:
-        return None
-    result = found.to_mapping({BASE: BASE, TUNED: TUNED})
-    _warn(result["notices"])
-    return result
-
-
-def _require_same_tokens(name: str, model: LanguageModel, base_name: str, evaluator: Evaluator) -> None:
-    """Refuse a model with other tokens than the base, before anything is sampled."""
-    base, length = evaluator.base, evaluator.config.max_completion_length
-    if not isinstance(model, TransformerModel) or not isinstance(base, TransformerModel):
-        return
-    differences = list(model.token_differences(base, evaluator.contexts, length))
-    if differences:
-        raise UserError(
-            f"the model {name!r} cannot be evaluated beside the base {base_name!r}, on whose tokens the ideal model is "
-            f"defined: {'; '.join(differences)}; name the model's own base with {term('base')}"
-        )
-
-
-def _evaluated(
-    evaluator: Evaluator,
-    models: Mapping[str, Callable[[], LanguageModel]],
-    task: str | None,
-    command: str | None,
-    stop: StopSignal,
-) -> Evaluation | None:
-    """Saved models on the held-out contexts, on the main process; a signal that ``stop`` received ends it in all."""
-    processes = evaluator.processes
-    check = StopCheck(stop, processes, how_to_resume(command))
-    check_stop = partial(check.raise_if_stopped, "stopped before the evaluation was done")
-    progress = LineProgress() if processes.is_main else SilentProgress()
-    about = {"task": task, "command": command, "versions": versions(), "of_saved_model": True}
-    with closing(evaluator):
-        return evaluator.evaluate(models, about, progress=progress, check_stop=check_stop)
-
-
-def _warn(notices: Sequence[str]) -> None:
-    for notice in notices:
-        _log.warning(notice)
 
 
 def _loader(path: Path, config: CDPGConfig) -> Callable[[], LanguageModel]:

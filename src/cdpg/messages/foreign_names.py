@@ -19,7 +19,7 @@ _SAMPLING = (
     "probabilities under the unchanged model and base"
 )
 
-_ANSWERS: tuple[tuple[str, str], ...] = (
+ANSWERS: tuple[tuple[str, str], ...] = (
     # How long it learns, and how fast.
     (
         "num_train_epochs num_epochs n_epochs max_epochs",
@@ -195,7 +195,7 @@ _ANSWERS: tuple[tuple[str, str], ...] = (
 )
 """Names, separated by blanks, and the answer to each of them."""
 
-_FAMILIES = {
+FAMILIES = {
     "vllm_": _CACHE,
     "hub_": _HUB,
     "dataloader_": _LOADER,
@@ -212,8 +212,8 @@ _FAMILIES = {
 
 def answer(name: str) -> str | None:
     """What to use instead of another library's name; None if the name is not known."""
-    exact = next((text for names, text in _ANSWERS if name in names.split()), None)
-    return exact or next((text for start, text in _FAMILIES.items() if name.startswith(start)), None)
+    exact = next((text for names, text in ANSWERS if name in names.split()), None)
+    return exact or next((text for start, text in FAMILIES.items() if name.startswith(start)), None)
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:

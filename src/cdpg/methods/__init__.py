@@ -1,4 +1,4 @@
-"""The methods, each in a file of its own: whatever stands in this folder is imported, and registers itself."""
+"""The methods, one file each. Every file of this folder is imported, and registers its method."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ class Rollout:
     """
 
     number: int
+    """The epoch, or the block of an evaluation."""
     b: Tensor
     """``[context, sample]``: the constraint's verdict in [0, 1]."""
     valid: Tensor

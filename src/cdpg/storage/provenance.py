@@ -50,6 +50,7 @@ _LIMITS = frozenset({"check_seconds", "check_memory"})
 
 
 def origin(
+    *,
     model: str,
     policy: nn.Module,
     base: nn.Module,

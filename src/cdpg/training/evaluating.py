@@ -45,7 +45,7 @@ class RunEvaluator:
                 raise UserError(
                     "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
                 )
-            check_stop = partial(session.stop.raise_if_stopped, "the evaluation is put off")
+            check_stop = partial(session.stop_check.raise_if_stopped, "the evaluation is put off")
             record = self.parts.evaluations.after_epoch(epoch, check_stop)
         except Interrupted:
             return False
@@ -65,7 +65,7 @@ class RunEvaluator:
         contexts = final_contexts(self.config, len(self.parts.eval_contexts))
         seconds = contexts * self._context_seconds(record.get("seconds", 0.0))
         session.progress.stage("final evaluation" + (f", about {duration(seconds)}" if seconds >= 1 else ""))
-        check_stop = partial(session.stop.raise_if_stopped, "stopped before the evaluation was done")
+        check_stop = partial(session.stop_check.raise_if_stopped, "stopped before the evaluation was done")
         found = self.evaluate_all(session.progress.prefixed("final evaluation: "), check_stop)
         log_all(found.get("notices", ()))
         self.parts.notices.of_memory()

@@ -18,11 +18,11 @@ class Session:
     """What lasts as long as one call of ``train``."""
 
     progress: RunProgress
-    stop: StopCheck
+    stop_check: StopCheck
 
     def raise_if_stopped_after(self, epoch: int) -> None:
         """End here if a signal has come to any process; nothing is under way, and every process is here."""
-        self.stop.raise_if_stopped(f"stopped after epoch {epoch}" if epoch else "stopped before the first epoch")
+        self.stop_check.raise_if_stopped(f"stopped after epoch {epoch}" if epoch else "stopped before the first epoch")
 
 
 @contextmanager

@@ -90,6 +90,7 @@ def set_up(
     constraints: Constraints,
     train_dataset: Any,
     eval_dataset: Any,
+    *,
     processing_class: Any,
     peft_config: Any,
     stop: StopRule | None,
@@ -121,10 +122,11 @@ def set_up(
     trainable = Trainable(policy.module, module, optimizer)
     folder = RunFolder(config.output_dir)
     origin = provenance.origin(
-        model if isinstance(model, str) else provenance.model_name(policy.module), policy.module, base.module,
-        [name_of(constraint) for constraint in judge.constraints], contexts, prompts, eval_contexts,
-        None if stop is None else type(stop).__name__, processes.count, command,
-        usage.facts(policy, config, contexts, stop),
+        model=model if isinstance(model, str) else provenance.model_name(policy.module),
+        policy=policy.module, base=base.module, contexts=contexts, prompts=prompts, held_out=eval_contexts,
+        constraints=[name_of(constraint) for constraint in judge.constraints],
+        stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
+        sampling=usage.facts(policy, config, contexts, stop),
     )  # fmt: skip
     about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
     given = (model, train_dataset, eval_dataset, *inputs.values())

@@ -58,8 +58,8 @@ class CDPGTrainer(TakesCallbacks):
     ) -> None:
         config = CDPGConfig.of(args)
         self._parts = parts = set_up(
-            config, model, constraints, train_dataset, eval_dataset, processing_class, peft_config, stop, measure,
-            command, dict(inputs or {}),
+            config, model, constraints, train_dataset, eval_dataset, processing_class=processing_class,
+            peft_config=peft_config, stop=stop, measure=measure, command=command, inputs=dict(inputs or {}),
         )  # fmt: skip
         self.judge, self.processes, self.folder, self.evaluator = (
             parts.judge, parts.processes, parts.folder, parts.evaluator,
@@ -167,7 +167,7 @@ class CDPGTrainer(TakesCallbacks):
     def _end_epoch(self, number: int, nonfinite: NonfiniteWatch, session: Session) -> None:
         """Evaluate and save where it is due or a callback asks for it; end the run if a signal asks for that."""
         evaluated = self._evaluate_if(self.args.evaluates_after(number), number, session)
-        signalled = session.stop.is_stopped()
+        signalled = session.stop_check.is_stopped()
         planned = number % self.args.save_every == 0 or number == self.args.epochs
         saved = self._saver.checkpoint_if(planned or signalled or nonfinite.is_hopeless(), number, self.method_state)
         self._callbacks.call("on_epoch_end")
@@ -177,7 +177,7 @@ class CDPGTrainer(TakesCallbacks):
             self._saver.checkpoint_if(late and saved, number, self.method_state)
         nonfinite.raise_if_hopeless(number)
         if signalled:  # read once: a later signal must wait until the next checkpoint
-            session.stop.raise_if_stopped(f"stopped after epoch {number}, a checkpoint is written")
+            session.stop_check.raise_if_stopped(f"stopped after epoch {number}, a checkpoint is written")
 
     def _finish(self, record: Mapping[str, Any], session: Session) -> None:
         """Save the model and evaluate it; ``record`` has the last epoch's metrics."""
