@@ -315,7 +315,7 @@ def test_a_step_is_safe_if_the_square_of_what_clipping_leaves_is_finite(
     """The largest number in float32 is 3.4e38, the square of 1.84e19."""
     policy = table(0)
     policy.module.float()
-    assert make_updater(policy, scaled(1.0), max_grad_norm=clip)._safe(loss, norm) == safe
+    assert make_updater(policy, scaled(1.0), max_grad_norm=clip).is_safe(loss, norm) == safe
 
 
 def test_parameters_that_a_step_made_infinite_end_the_epoch() -> None:
@@ -331,7 +331,7 @@ def test_before_the_first_step_a_failed_epoch_is_saved_as_it_began(steps: int, m
     rescued, left = list[bool](), [steps]
     policy = table(0)
     updater = make_updater(policy, scaled(1.0), batch_size=6)
-    original = Updater._gradient
+    original = Updater.gradient
 
     def failing(self: Updater, *given: Any) -> tuple[float, float]:
         if not left[0]:
@@ -339,7 +339,7 @@ def test_before_the_first_step_a_failed_epoch_is_saved_as_it_began(steps: int, m
         left[0] -= 1
         return original(self, *given)
 
-    monkeypatch.setattr(Updater, "_gradient", failing)
+    monkeypatch.setattr(Updater, "gradient", failing)
     with pytest.raises(RuntimeError, match="it fails"):
         updater.update(make_epoch(), updater.method.begin(), lambda: rescued.append(True))
     assert rescued == ([True] if steps == 0 else [])
@@ -406,7 +406,7 @@ def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:
         return loss(rows, scores)
 
     sample_loss.loss = spy  # type: ignore[method-assign]
-    updater._gradient(sample_loss, epoch, torch.arange(N * M), 1.0)
+    updater.gradient(sample_loss, epoch, torch.arange(N * M), 1.0)
     assert sorted(seen) == list(range(2 * M))
 
 

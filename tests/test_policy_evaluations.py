@@ -11,8 +11,9 @@ import torch
 from transformers import TrainerCallback
 
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.evaluation.evaluator import Evaluator
+from cdpg.models.scoring import score_samples
 from cdpg.report import write_report
+from cdpg.rollout.sampler import Sampler
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import contexts_of, tabular
 
@@ -36,18 +37,18 @@ def make(folder: Path, held_out: Any = CONTEXTS, callbacks: Any = None, **change
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Contexts that a model was sampled on, one number for each block, and 0 for samples that another model scored."""
     found: list[int] = []
-    part, scores = Evaluator._part, Evaluator._block_scores
+    draw = Sampler.draw
 
-    def counted(self: Evaluator, rollout: Any, number: int, contexts: Any, prompts: Any) -> Any:
-        found.append(len(contexts))
-        return part(self, rollout, number, contexts, prompts)
+    def counted(self: Sampler, number: int, contexts: Any, *rest: Any, stream: str = "train", **more: Any) -> Any:
+        found.extend([len(contexts)] if stream == "evaluation" else [])
+        return draw(self, number, contexts, *rest, stream=stream, **more)
 
-    def scored(self: Evaluator, model: Any, block: Any) -> Any:
+    def scored(*given: Any) -> Any:
         found.append(0)
-        return scores(self, model, block)
+        return score_samples(*given)
 
-    monkeypatch.setattr(Evaluator, "_part", counted)
-    monkeypatch.setattr(Evaluator, "_block_scores", scored)
+    monkeypatch.setattr(Sampler, "draw", counted)
+    monkeypatch.setattr("cdpg.evaluation.evaluator.score_samples", scored)
     return found
 
 

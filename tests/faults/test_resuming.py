@@ -337,7 +337,7 @@ def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
     """The method's state is saved as it was before the epoch."""
     options: dict[str, Any] = {**method, "save_every": 100, "batch_size": 12}
     make(tmp_path / "whole", **options).train()
-    gradient, done = Updater._gradient, []
+    gradient, done = Updater.gradient, []
 
     def troubled(self: Updater, loss: Any, epoch: Any, *rest: Any) -> Any:
         if epoch.number == 3:
@@ -346,7 +346,7 @@ def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
                 raise MemoryError
         return gradient(self, loss, epoch, *rest)
 
-    monkeypatch.setattr(Updater, "_gradient", troubled)
+    monkeypatch.setattr(Updater, "gradient", troubled)
     with pytest.raises(RunError, match="out of memory while computing the gradient"):
         make(tmp_path / "cut", **options).train()
     saved = [path.name for path in tmp_path.glob("cut/checkpoints/*")]

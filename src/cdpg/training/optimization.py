@@ -137,8 +137,8 @@ class Updater:
                 skipped += 1
                 continue
             with self._memory():
-                loss, norm = self._gradient(sample_loss, rollout, batch[sample_loss.active[batch]], divisor)
-            safe = self._safe(loss, norm)
+                loss, norm = self.gradient(sample_loss, rollout, batch[sample_loss.active[batch]], divisor)
+            safe = self.is_safe(loss, norm)
             if safe:
                 taken.append((loss, norm))
                 if self._step():
@@ -158,7 +158,7 @@ class Updater:
             metrics=epoch.metrics,
         )
 
-    def _safe(self, loss: float, norm: float) -> bool:
+    def is_safe(self, loss: float, norm: float) -> bool:
         """Whether a step keeps Adam's moments finite; they hold squares of the clipped gradient."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return False
@@ -186,7 +186,7 @@ class Updater:
             stream = UniformStream(self.config.seed, f"shuffle-{number}", rollout.number)
             yield from torch.from_numpy(stream.permutation(rollout.b.numel())).split(batch_size)
 
-    def _gradient(self, sample_loss: SampleLoss, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
+    def gradient(self, sample_loss: SampleLoss, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
         # The buffers are kept, so that a short trial already needs the memory of the real run.
         self.optimizer.zero_grad(set_to_none=False)
