@@ -143,7 +143,7 @@ def makes_job(
     """Give a command the options above, before its own, and pass it the job as its first argument.
 
     ``folder`` is the run's below ``runs/`` where a task is named and no folder; ``left_out`` are options that the
-    command has no use for. With ``by_folder``, --resume needs no more than the folder of the run.
+    command does not have. With ``by_folder``, --resume needs only the folder of the run.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

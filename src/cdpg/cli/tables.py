@@ -25,7 +25,7 @@ def print_models(
 ) -> None:
     """Print the table at full width to a file or a pipe, and in a terminal in the first form that fits.
 
-    Intervals stand beside the means, or below them, or are left out. ``caution`` is a sentence to be said below.
+    Intervals stand beside the means, or below them, or are left out. ``caution`` is a sentence below the table.
     ``metrics`` says how each is shown; one that is not there is shown by its name.
     """
     tables = [models_table(title, models, changes, between, metrics) for between in (" ", "\n", None)]

@@ -1,7 +1,7 @@
 """The metrics that every evaluation has: what each is called, what it counts in, and which way is better.
 
-A task's own metrics stand with the task, and its measure names them (``Measure.metrics``). ``evaluation.json`` and
-``comparison.json`` keep what is known of those, so that tables, figures and cards show them from the file alone.
+A task's own metrics are defined with the task, in its measure (``Measure.metrics``). ``evaluation.json`` and
+``comparison.json`` contain their descriptions, so that tables, figures and cards need the file alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Metric:
     of_reference: bool = False
     """Whether it compares an output with its context's reference: contexts without one do not count in it."""
     group: Group = "outputs"
-    """The report's table that it stands in."""
+    """The table of the report that shows it."""
 
     def to_mapping(self) -> dict[str, Any]:
         """As the files have it."""

@@ -154,7 +154,7 @@ def _on_failures(stats: ProbeStatistics) -> list[Advice]:
             Advice(
                 "stop",
                 f"The constraint failed on {stats.failed:.0%} of the samples, more than check_failures "
-                f"({stats.failed_allowed:.0%}) allows: the run would end. Mend the constraint, or give it more "
+                f"({stats.failed_allowed:.0%}) allows: the run would end. Fix the constraint, or give it more "
                 f"check_seconds or check_memory if that is what it lacked.",
             )
         ]

@@ -1,7 +1,7 @@
 """The partition function of a context from all samples ever drawn for it, shrunk towards the mean over contexts.
 
 The mean of P_c(x)/q(x|c) over the M samples of an epoch is a poor divisor for these same samples: it is noisy, and it
-is large where the sample itself is likely under the target, which pulls the gradient towards q. Two things mend this.
+is large where the sample itself is likely under the target, which pulls the gradient towards q. Two things reduce this.
 
 - *Leave one out*: the divisor of a sample is made of the others. Given them, the sample's weight has the expectation
   of the exact one but for a factor that is the same for all outcomes of the context, so that the direction of the

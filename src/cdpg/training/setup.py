@@ -42,7 +42,7 @@ Model = str | PathLike[str] | nn.Module | LanguageModel
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of, and stays made of: nothing here is replaced while it trains."""
+    """The parts of a run; none of them is replaced while it trains."""
 
     judge: Judge
     contexts: list[Context]
@@ -71,11 +71,11 @@ class Parts:
     inputs: Mapping[str, Any]
     """Model, contexts and constraint by name, as ``config.yaml`` has them."""
     sources: Sequence[str | Path]
-    """What the run is made from, in so far as it has a path: a run must not remove it."""
+    """Paths of the model and the data that the run is made from; it must not remove them."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes and shows what the run has to say."""
+        """Whether this process writes the run's files and shows its notices."""
         return self.processes.is_main
 
     def updater(self, config: CDPGConfig, call_callbacks: Callable[[str], None]) -> Updater:
