@@ -231,6 +231,7 @@ def test_settings_ask_for_the_adapters_that_peft_would_be_given(tmp_path: Path) 
         ({"lora_rank": 4, "lora_alpha": 0}, None, "lora_alpha must be above 0"),
         ({"lora_rank": 4, "lora_target_modules": []}, None, "lora_target_modules must name a layer"),
         ({"lora_rank": 4}, peft.LoraConfig(target_modules=Q), "lora_rank and peft_config both ask for adapters"),
+        ({}, {"r": 8}, r"peft_config takes a configuration of PEFT, such as peft.LoraConfig\(r=8\), not {'r': 8}"),
         ({"lora_rank": 4, "lora_target_modules": ["nosuch"]}, None, "the model cannot be given these adapters: Target"),
     ],
 )

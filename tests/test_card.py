@@ -222,6 +222,20 @@ def test_a_card_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     assert "library_name" in (trainer.save_model(tmp_path / "third") / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        ("/home/me/venv/lib/cdpg/__main__.py run a.yaml", "python -m cdpg run a.yaml"),
+        ("/home/me/venv/bin/cdpg run /data/a.yaml", "cdpg run /data/a.yaml"),
+        ("'/home/my files/bin/cdpg' run 'a b.yaml'", "cdpg run 'a b.yaml'"),
+        ("cdpg run a/b.yaml", "cdpg run a/b.yaml"),
+    ],
+)
+def test_the_command_is_shown_as_it_is_typed(recorded: str, shown: str) -> None:
+    text = card({"origin": {"command": recorded}}, {}, SPENT, {"is_encoder_decoder": False})
+    assert f"```\n{shown}\n```" in text
+
+
 HOSTILE = "```\n---\n# owned\x1b[2J | `x` | <script>\u202e"
 
 

@@ -140,7 +140,8 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("log_on_each_node save_on_each_node", "the first process alone writes"),
     (
         "log_level log_level_replica disable_tqdm debug verbose",
-        "notices go to standard error, and the progress bar is shown in a terminal alone",
+        "notices go through the logger 'cdpg', whose level hides them; progress goes to standard error, as a bar in a "
+        "terminal, elsewhere in a few lines (contextlib.redirect_stderr takes it away)",
     ),
     ("skip_memory_metrics", "the memory in use is always shown after the first epoch"),
     (

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+_PROGRAM = re.compile(r"\A(?:'[^'\n]*/([^'/\s]+)'|[^'\s]*/([^'/\s]+))(?=\s|\Z)")
+"""The first word of a command if it is a path, which has quotation marks if there is a blank in it; its last part."""
 _MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
 """Backslashes, and the Rich tag, the bracket or the end that follows them."""
 
@@ -60,3 +62,13 @@ def any_of(names: Iterable[str]) -> str:
     """``a, b or c``."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def typed_command(command: str) -> str:
+    """A recorded command as a user types it, for cards and reports: without the folder that the program is in."""
+    return _PROGRAM.sub(_typed, command)
+
+
+def _typed(match: re.Match[str]) -> str:
+    name = match[1] or match[2]
+    return "python -m cdpg" if name == "__main__.py" else name

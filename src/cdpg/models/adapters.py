@@ -39,9 +39,14 @@ def with_adapters(module: nn.Module, peft_config: Any) -> tuple[nn.Module, nn.Mo
     biases too (``bias="all"``).
     """
     try:
-        from peft import get_peft_model
+        from peft import PeftConfig, get_peft_model
     except ImportError as error:
         raise UserError("peft_config was given, but PEFT is not installed: pip install 'cdpg[peft]'") from error
+    if not isinstance(peft_config, PeftConfig):
+        raise UserError(
+            f"peft_config takes a configuration of PEFT, such as peft.LoraConfig(r=8), not {peft_config!r:.100}; "
+            f"or set lora_rank"
+        )
     if peft_config.is_prompt_learning:
         raise UserError(
             f"{type(peft_config).__name__} learns prompts, which cannot be scored exactly here: use adapters of the "

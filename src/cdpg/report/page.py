@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from cdpg.evaluation.held_out import contexts_in_words, on_few, warning
 from cdpg.evaluation.metrics import METRICS, POOLED
+from cdpg.messages.text import typed_command
 from cdpg.report.blocks import described, reasons
 from cdpg.report.charts import Chart, to_svg
 from cdpg.report.diagnosis import diagnose
@@ -124,7 +125,7 @@ def render(studies: Sequence[Study]) -> str:
             blocks=blocks,
             several=len(blocks) > 1,
             repeats=[_repeat(run) for run in runs],
-            command=text(studies[0].evaluation.get("command"), 2000) if len(studies) == 1 else "",
+            command=typed_command(text(studies[0].evaluation.get("command"), 2000)) if len(studies) == 1 else "",
             versions=_versions(studies),
             csv=htmlsafe_json_dumps({table.name: table.csv for block in blocks for table in block.tables if table.csv}),
         )
@@ -285,7 +286,7 @@ def _repeat(run: Run) -> dict[str, Any]:
     origin = mapping(run.config.get("origin"))
     return {
         "name": run.name,
-        "command": text(origin.get("command"), 2000),
+        "command": typed_command(text(origin.get("command"), 2000)),
         "again": _again(run),
         "seed": text(run.config.get("seed"), 40),
         "method": short(run.method),

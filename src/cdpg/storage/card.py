@@ -15,7 +15,7 @@ from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.held_out import MODEL_NOTICES, contexts_in_words, on_few, warning
 from cdpg.evaluation.metrics import METRICS, Metric, fixed, metric_info
-from cdpg.messages.text import plain_text
+from cdpg.messages.text import plain_text, typed_command
 from cdpg.methods import METHODS
 from cdpg.models.names import EMBEDDED
 from cdpg.storage.json_files import mapping, read_json, sequence
@@ -225,7 +225,7 @@ def _repetition(origin: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{_code(name)} {_code(version)}" for name, version in known)
     lines = ["## How it was made"]
     if origin.get("command"):
-        lines.append(_block(str(origin["command"])))
+        lines.append(_block(typed_command(str(origin["command"]))))
     lines.append(f"Versions: {versions}." if versions else "")
     return "\n\n".join(line for line in lines if line)
 
