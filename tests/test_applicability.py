@@ -64,7 +64,6 @@ def test_a_failure_beside_none_is_a_failure() -> None:
     never = returning(None, None, None, None)
     assert judged(never, raising("1")) == ([1.0, 0.0, 1.0, 1.0], {1: "exception"}, set())
     assert judged(never) == ([0.0] * 4, {}, {0, 1, 2, 3})
-    assert math.isnan(Judge(never)(CONTEXTS[:1], ["0"], [[0]])[0])
 
 
 # async def.

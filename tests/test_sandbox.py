@@ -26,7 +26,7 @@ from accelerate import Accelerator
 
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.constraints.judge import Judge
+from cdpg.constraints.judge import Judge, Verdicts
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import Measured
@@ -825,8 +825,8 @@ def test_an_answer_that_does_not_fit_the_batch_is_reported_once(
     judge = Judge([naughty.not_empty, constraint], limits)
     contexts = [Context("p", {}, row) for row in (1, 2, 3)]
     with contextlib.closing(judge):
-        assert judge(contexts, ["a", "b", "a"], [[0]] * 3) == [1.0, 0.0, 1.0]
-        assert judge(contexts, ["b", "a", "b"], [[0]] * 3) == [0.0, 1.0, 0.0]
+        for texts, b in ((["a", "b", "a"], [1.0, 0.0, 1.0]), (["b", "a", "b"], [0.0, 1.0, 0.0])):
+            assert judge.collect(judge.submit(contexts, texts, [[0]] * 3)) == Verdicts(b)
     assert notices == [
         f"constraint naughty:{constraint.__name__} does not judge several completions at once: {returned}it is called "
         "for each sample by itself instead, which is slow: return a list with a value for each completion"
@@ -836,6 +836,8 @@ def test_an_answer_that_does_not_fit_the_batch_is_reported_once(
 @pytest.mark.parametrize("limits", [None, QUICK])
 def test_an_answer_that_fits_no_sample_is_a_failure_and_no_notice(limits: Limits | None, notices: list[str]) -> None:
     judge = Judge(naughty.no_verdicts, limits)
-    with contextlib.closing(judge), pytest.raises(RunError, match="it returned None, and a list"):
-        judge([Context("p", {}, 1), Context("p", {}, 2)], ["a", "b"], [[0], [0]])
+    contexts = [Context("p", {}, 1), Context("p", {}, 2)]
+    with contextlib.closing(judge):
+        failures = judge.collect(judge.submit(contexts, ["a", "b"], [[0], [0]])).failures
+    assert ["it returned None, and a list" in str(failure) for failure in failures.values()] == [True, True]
     assert notices == []

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.contexts import Context
-from cdpg.errors import RunError, UserError
+from cdpg.errors import UserError
 from cdpg.messages.text import plain_text
 from cdpg.sandbox.coroutines import EventLoop
 from cdpg.sandbox.functions import TEXT_FAILURES, count_exhaustion, reference_of, traits_of
@@ -112,20 +112,8 @@ class Judge:
                         f"have no column {needed!r}; {there}: add the column, or give the parameter a default"
                     )
 
-    def __call__(
-        self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[float]:
-        """b of each completion, ``contexts[i]`` being the context of ``texts[i]``; a failed check is an error.
-
-        NaN where no constraint applies.
-        """
-        verdicts = self.collect(self.submit(contexts, texts, token_ids))
-        for failure in verdicts.failures.values():
-            raise RunError(str(failure))
-        return [math.nan if place in verdicts.inapplicable else b for place, b in enumerate(verdicts.b)]
-
     def submit(self, contexts: Sequence[Context], texts: Sequence[str], token_ids: Sequence[Sequence[int]]) -> Pending:
-        """Start judging completions; the caller need not wait."""
+        """Start judging completions, ``contexts[i]`` being the context of ``texts[i]``; the caller need not wait."""
         if not texts:
             return Pending(0, False, [])
         arguments = _arguments(contexts, texts, token_ids)
