@@ -45,7 +45,7 @@ def valid_json(prompts: list[str], completions: list[str], **columns: Any) -> li
 
 
 class FirstLine:
-    """Stopping rule: the answer is one line. Text after it is neither sampled nor scored."""
+    """Stop rule: the answer is one line. Text after it is neither sampled nor scored."""
 
     watch = frozenset("\n")
 
