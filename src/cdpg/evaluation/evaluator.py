@@ -122,18 +122,18 @@ class Evaluator:
         models: Mapping[str, Callable[[], LanguageModel]],
         about: Mapping[str, Any],
         limit: int | None = None,
-        known: EvaluationCache | None = None,
+        cache: EvaluationCache | None = None,
         progress: Progress | None = None,
         check_stop: Callable[[], None] = never_stop,
     ) -> Evaluation | None:
         """Evaluate the base and some models, each loaded when needed, on the first ``limit`` contexts or all.
 
-        Every model draws its own samples and scores those of the others; results in ``known`` are reused. Every process
+        Every model draws its own samples and scores those of the others; results in ``cache`` are reused. Every process
         takes part; only the main one measures and returns an evaluation, the others None. All of them call
         ``check_stop`` before every block of contexts and before every model's scores.
         """
-        known, progress = EvaluationCache() if known is None else known, progress or SilentProgress()
-        how = (limit, known, progress, check_stop)
+        cache, progress = EvaluationCache() if cache is None else cache, progress or SilentProgress()
+        how = (limit, cache, progress, check_stop)
         outcomes = {BASE: self.outcome(BASE, self.base, *how)}
         for name, load in models.items():
             outcomes[name] = self.outcome(name, load(), *how)
@@ -144,7 +144,7 @@ class Evaluator:
             progress.working(f"comparing: what {name} makes of the others' samples")
             for source, outcome in outcomes.items():
                 if source != name:
-                    scores[name, source] = self._scores(name, model, source, outcome, known)
+                    scores[name, source] = self._scores(name, model, source, outcome, cache)
         if not self.processes.is_main:
             return None
         own = (own_metrics(self.measure), own_counts(self.measure))
@@ -159,12 +159,12 @@ class Evaluator:
         name: str,
         model: LanguageModel,
         limit: int | None = None,
-        known: EvaluationCache | None = None,
+        cache: EvaluationCache | None = None,
         progress: Progress | None = None,
         check_stop: Callable[[], None] = never_stop,
     ) -> Outcome:
         """Samples, beams and, on the main process, measurements of one model; ``base`` is the name of the base."""
-        known, progress = EvaluationCache() if known is None else known, progress or SilentProgress()
+        cache, progress = EvaluationCache() if cache is None else cache, progress or SilentProgress()
         is_base = name == BASE
         contexts, prompts = list(self.contexts[:limit]), list(self.prompts[:limit])
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
@@ -175,10 +175,10 @@ class Evaluator:
             progress.working(f"evaluating {name}: {start} of {len(contexts)} contexts")
             block = slice(start, start + BLOCK)
             key = name, number, len(contexts[block])
-            if key not in known.parts:
+            if key not in cache.parts:
                 with model.as_base() if is_base else nullcontext():
-                    known.parts[key] = self._part(sampler, number, contexts[block], prompts[block])
-            parts.append(known.parts[key])
+                    cache.parts[key] = self._part(sampler, number, contexts[block], prompts[block])
+            parts.append(cache.parts[key])
         beamed = self.measure.beams > 0
         return Outcome(
             contexts=tuple(contexts),
@@ -233,14 +233,14 @@ class Evaluator:
         without = found.failures.keys() | found.inapplicable
         return [math.nan if place in without else b for place, b in enumerate(found.b)]
 
-    def _scores(self, name: str, model: LanguageModel, source: str, outcome: Outcome, known: EvaluationCache) -> Tensor:
+    def _scores(self, name: str, model: LanguageModel, source: str, outcome: Outcome, cache: EvaluationCache) -> Tensor:
         """``[context, sample]``: log-probabilities of the source's satisfying samples, 0 elsewhere."""
         found = []
         for number, block in enumerate(outcome.blocks):
             key = name, source, number, len(block.b)
-            if key not in known.scores:
-                known.scores[key] = self._block_scores(model, block)
-            found.append(known.scores[key])
+            if key not in cache.scores:
+                cache.scores[key] = self._block_scores(model, block)
+            found.append(cache.scores[key])
         return torch.cat(found)
 
     def _block_scores(self, model: LanguageModel, block: Rollout) -> Tensor:

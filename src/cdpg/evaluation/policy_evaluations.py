@@ -21,7 +21,7 @@ class PolicyEvaluations:
 
     def __init__(self, evaluator: Evaluator, policy: LanguageModel, about: Mapping[str, Any]) -> None:
         self._evaluator, self._policy, self._about = evaluator, policy, about
-        self._known, self._weights = EvaluationCache(), ""
+        self._cache, self._weights = EvaluationCache(), ""
         self.seconds_per_context: float | None = None
         """Of the last evaluation during training; None before the first."""
 
@@ -60,13 +60,13 @@ class PolicyEvaluations:
         Contexts that were evaluated after the last epoch, in whole blocks, are not evaluated again.
         """
         about = {**self._about, "of_saved_model": False}
-        known = self._up_to_date()
-        return self._evaluator.evaluate({TUNED: lambda: self._policy}, about, None, known, progress, check_stop)
+        cache = self._up_to_date()
+        return self._evaluator.evaluate({TUNED: lambda: self._policy}, about, None, cache, progress, check_stop)
 
     def _up_to_date(self) -> EvaluationCache:
         """The cache, without the policy's results if its weights have changed."""
         weights = digest(p for p in self._policy.module.parameters() if p.requires_grad)
         if self._evaluator.processes.any(weights != self._weights):  # the same decision on every process
-            self._known.forget(TUNED)
+            self._cache.forget(TUNED)
             self._weights = weights
-        return self._known
+        return self._cache

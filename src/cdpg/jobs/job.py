@@ -102,7 +102,7 @@ class Job:
         missing = [key for key in needed if not values.get(key)]
         if missing:
             problems.append(
-                f"{_listed(missing)} must be given, by {_listed(map(term, missing))} or in the file; "
+                f"{', '.join(missing)} must be given, by {', '.join(map(term, missing))} or in the file; "
                 f"or give the name of a task (cdpg tasks lists them)"
             )
         if problems:
@@ -257,7 +257,3 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
     values = read_yaml(config) if config is not None else {}
     given = {key: value for key, value in options.items() if value is not None}
     return {**values, **given, **parse_overrides(overrides, _TEXTS)}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)

@@ -1,1 +1,1 @@
-"""Words of messages: suggestions for names, terms by caller, safe text."""
+"""Messages to the user: notices, progress, suggestions for names, terms by caller, safe text."""
