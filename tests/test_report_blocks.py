@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from cdpg.cli import app
+from cdpg.errors import UserError
 from cdpg.evaluation.metrics import POOLED
 from cdpg.report import charts, page, write_figures, write_report
 from cdpg.report.assembly import read_studies
@@ -328,3 +331,26 @@ def test_two_comparisons_have_labels_that_tell_them_apart(compared: Path, tmp_pa
     studies = read_studies([compared, second])
     assert [study.groups[0].label for study in studies] == ["compare/cdpg", "again/cdpg"]
     assert all("between" in study.evaluation for study in studies)
+
+
+def test_figures_of_a_run_that_was_made_longer_since_are_said_to_be_old(tmp_path: Path) -> None:
+    folder = compare_folder(tmp_path / "both", epochs=20)
+    said = "cdpg was evaluated after 20 epochs and has 21 now"
+    assert "was evaluated after" not in write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8")
+    file = folder / "cdpg" / "metrics.jsonl"
+    last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(last | {"epoch": 21}) + "\n")
+    assert said in write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_report_on_several_folders_replaces_none_of_theirs(
+    one: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["report", str(one), str(other)], catch_exceptions=False)
+    assert result.exit_code == 0 and (tmp_path / "report.html").is_file()
+    assert not (one / "report.html").exists() and not (other / "report.html").exists()
+    monkeypatch.chdir(one)
+    with pytest.raises(UserError, match=r"the working folder is a run's, whose own report\.html must not be replaced"):
+        CliRunner().invoke(app, ["report", str(one), str(other)], catch_exceptions=False)

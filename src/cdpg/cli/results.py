@@ -47,6 +47,8 @@ _HOW_EVALUATED = (
 )
 """Settings that may change in an evaluation that is still the run's own: they affect its precision and its means, not
 what is measured."""
+_OTHER_EVALUATION = "what is evaluated is not what the run was made for"
+_REPORT_FILE = "The HTML file; by default report.html, in the folder, or for several in the working folder."
 _TO_EVALUATE = {"model": "--base", "eval_contexts": "--contexts", "constraint": "--constraint"}
 """What an evaluation without a task needs, and the options that give it."""
 
@@ -100,7 +102,7 @@ def evaluate(
     with on_command_line(eval_contexts="--contexts"):
         inputs = job.load(to_tune=False)
         own = _is_own(job, inputs, known)
-        target = output or (folder.evaluation if own else _elsewhere())
+        target = output or (folder.evaluation if own else _elsewhere("evaluation.json", _OTHER_EVALUATION))
         from cdpg.jobs.running import evaluate_model
         from cdpg.storage.evaluations import write_evaluation
 
@@ -165,15 +167,15 @@ def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any]) -> bool:
     return job.settings.replace(**usual) == run.settings
 
 
-def _elsewhere() -> Path:
-    """The file for figures that are not a run's own: in the working folder, unless that is a run's."""
+def _elsewhere(name: str, what: str) -> Path:
+    """The file for figures or a report that are not a run's own: in the working folder, unless that is a run's."""
     here = RunFolder(".")
     if here.config.is_file() and (here.holds_run() or here.model.is_dir()):
         raise UserError(
-            "what is evaluated is not what the run was made for, and the working folder is a run's, whose own "
-            "evaluation.json must not be replaced: name a file with --output"
+            f"{what}, and the working folder is a run's, whose own {name} must not be replaced: "
+            "name a file with --output"
         )
-    return Path("evaluation.json")
+    return Path(name)
 
 
 @app.command()
@@ -197,7 +199,7 @@ def tasks() -> None:
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of a comparison.")],
-    output: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help=_REPORT_FILE)] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as PDF and PNG to this folder.")] = None,
 ) -> None:
     """Make one self-contained HTML file of runs.
@@ -211,7 +213,10 @@ def report(
     from cdpg.report import write_figures, write_report
 
     console = Console()
-    lines = [f"report: {write_report(runs, output or runs[0] / 'report.html')}"]
+    if output is None:  # a report on several folders does not replace that of the first
+        name, several = "report.html", "the report is on several folders"
+        output = runs[0] / name if len(runs) == 1 else _elsewhere(name, several)
+    lines = [f"report: {write_report(runs, output)}"]
     if figures is not None:
         write_figures(runs, figures)
         lines.append(f"figures: {figures}")

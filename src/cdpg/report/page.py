@@ -276,10 +276,24 @@ def _conditions(study: Study) -> str:
 
 
 def _warnings(study: Study) -> list[str]:
-    """Warnings on figures of contexts that were tuned on, or of few contexts; each sentence once."""
+    """Warnings on figures of contexts that were tuned on, of few contexts, or of a run's past; each sentence once."""
     records = [study.evaluation, *(run.evaluation for run in study.runs)]
     found = [sentence(record) for sentence in (warning, on_few) for record in records]
-    return list(dict.fromkeys(sentence for sentence in found if sentence))
+    return list(dict.fromkeys(sentence for sentence in (*found, *_outdated(study)) if sentence))
+
+
+def _outdated(study: Study) -> Iterator[str]:
+    """A warning for each run that was made longer after its evaluation: the tables are of the model before that."""
+    costs = mapping(study.evaluation.get("costs"))
+    for group in study.groups:
+        for model, run in zip(group.models, group.runs, strict=False):
+            then, now = count(mapping(costs.get(model)).get("epochs")), len(run.metrics)
+            if then is not None and then < now:
+                yield (
+                    f"{short(model, 120)} was evaluated after {then:,.0f} epochs and has {now:,} now: its figures in "
+                    "headline and tables are of the earlier model. Evaluate it again with cdpg evaluate, or the whole "
+                    f"comparison with cdpg compare --resume --epochs {now}."
+                )
 
 
 def _repeat(run: Run) -> dict[str, Any]:
