@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accelerate.utils import get_cpu_distributed_information
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.demo import CONTEXTS, has_an_a, make_base
-from cdpg.messages.notices import NoticeHandler, shown_notices
+from cdpg.messages.notices import NoticeHandler, launched_as_main, shown_notices
 
 DUPLICATE = "1 of 3 contexts is a duplicate of an earlier one"
 OUTLOOK = "an epoch takes about"
@@ -113,3 +114,11 @@ def test_one_within_another_shows_nothing_twice(capsys: pytest.CaptureFixture[st
     with shown_notices(True, always=True), shown_notices(True):
         logging.getLogger("cdpg.models").info("so")
     assert capsys.readouterr().err == "so\n"
+
+
+@pytest.mark.parametrize("launcher", ["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"])
+def test_the_main_process_is_the_one_that_accelerate_takes(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    for rank in range(2):
+        monkeypatch.setenv(launcher, str(rank))
+        assert launched_as_main() == (get_cpu_distributed_information().rank == 0) == (rank == 0)

@@ -20,6 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LOGGER = "cdpg"
+_RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+"""Where launchers, those of MPI too, write the number of a process; Accelerate reads the same."""
 _LONGEST = 2000
 _NOTHING = logging.CRITICAL + 1
 
@@ -75,4 +77,4 @@ def shows_notices(function: Callable[P, R]) -> Callable[P, R]:
 
 def launched_as_main() -> bool:
     """Whether this is the first of the processes that a launcher started, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
+    return next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0"
