@@ -203,7 +203,7 @@ def test_answers_name_what_there_is() -> None:
         "repo_id",
         "set_float32_matmul_precision",
     }
-    known |= {"resume_from_checkpoint", "WANDB_NAME", "REPO_ID"}
+    known |= {"resume_from_checkpoint", "WANDB_NAME", "REPO_ID", "redirect_stderr"}
     names = [name for group, _ in ANSWERS for name in group.split()]
     assert len(set(names)) == len(names), "a name has one answer"
     assert not {*names, *FAMILIES} & set(FIELDS), "a setting needs none"

@@ -141,7 +141,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     (
         "log_level log_level_replica disable_tqdm debug verbose",
         "notices go through the logger 'cdpg', whose level hides them; progress goes to standard error, as a bar in a "
-        "terminal, elsewhere in a few lines (contextlib.redirect_stderr takes it away)",
+        "terminal, elsewhere in a few lines (contextlib.redirect_stderr hides it)",
     ),
     ("skip_memory_metrics", "the memory in use is always shown after the first epoch"),
     (
