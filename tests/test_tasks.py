@@ -553,7 +553,7 @@ def with_a_short_window(folder: Path) -> Path:
 def test_a_model_with_other_tokens_than_the_base_is_refused_before_anything_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], difference: str
 ) -> None:
-    def look(*arguments: Any) -> None:
+    def look(*arguments: Any, **options: Any) -> None:
         raise AssertionError("something was sampled")
 
     monkeypatch.setattr("cdpg.evaluation.evaluator.Evaluator.evaluate", look)
