@@ -28,7 +28,7 @@ PLACES = [
     "evaluating base: 64 of 128 contexts",
     "evaluating tuned: 0 of 128 contexts",
     "evaluating tuned: 64 of 128 contexts",
-    "comparing: what tuned makes of the others' samples",
+    "comparing: tuned scores the others' samples",
 ]
 
 

@@ -141,7 +141,7 @@ class Evaluator:
         for name, load in models.items():
             model = load()
             check_stop()
-            progress.working(f"comparing: what {name} makes of the others' samples")
+            progress.working(f"comparing: {name} scores the others' samples")
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(name, model, source, outcome, cache)
