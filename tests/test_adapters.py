@@ -79,8 +79,8 @@ def test_log_a_is_that_of_the_model_before_its_adapters(
     seen = []
     draw = Sampler.draw
 
-    def watched(*given: Any) -> Any:
-        seen.append(draw(*given))
+    def watched(*given: Any, **options: Any) -> Any:
+        seen.append(draw(*given, **options))
         return seen[-1]
 
     monkeypatch.setattr(Sampler, "draw", watched)

@@ -16,7 +16,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured, TextMeasure, per_output
 from cdpg.evaluation.metrics import Metric
 from cdpg.evaluation.statistics import (
-    Interval,
+    Estimate,
     context_means,
     deviation_statistic,
     difference,
@@ -121,9 +121,9 @@ def test_a_ratio_is_given_where_both_are_positive() -> None:
     found = ratio(whole, half, resamples)
     assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0), "two contexts give an interval"
     for after, before in ((nothing, half), (half, nothing)):
-        assert ratio(after, before, resamples) == Interval(None, None, None)
+        assert ratio(after, before, resamples) == Estimate(None, None, None)
     alone = ratio(mean_statistic(np.array([1.0])), mean_statistic(np.array([0.25])), resample(1, seed=0))
-    assert alone == Interval(4.0, None, None), "one context gives none"
+    assert alone == Estimate(4.0, None, None), "one context gives none"
 
 
 def test_no_contexts_give_no_figure() -> None:

@@ -496,7 +496,9 @@ def test_only_the_main_process_writes_and_prints(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Processes, "is_main", property(lambda self: False))
     evaluate_all = Evaluator.evaluate
-    monkeypatch.setattr(Evaluator, "evaluate", lambda *arguments: evaluate_all(*arguments, limit=2))
+    monkeypatch.setattr(
+        Evaluator, "evaluate", lambda *given, **options: evaluate_all(*given, **{**options, "limit": 2})
+    )
     monkeypatch.chdir(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in comparison.rglob("*")}
     evaluate = ["evaluate", str(comparison / RUNS[0])]

@@ -363,6 +363,7 @@ def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     assert differences(found.pop("costs"), {"tuned": costs(runs.runs / method)}) == []
     told = [*on_distance(expected, expected), *expected_notices(evaluation, shown)]
     assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)
+    assert (found.pop("metric_info"), found.pop("count_info")) == ({}, {}), "a run without a task has none of its own"
     assert notices(found.pop("notices")) == told
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
@@ -375,6 +376,7 @@ def test_the_comparison(one: One) -> None:
     assert differences(found.pop("costs"), {method: costs(one.runs / method) for method in METHODS}) == []
     told = [*on_distance(expected, expected["models"]), *expected_notices(evaluation, shown)]
     assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)
+    assert (found.pop("metric_info"), found.pop("count_info")) == ({}, {}), "a run without a task has none of its own"
     assert notices(found.pop("notices")) == told
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-from fault_list import READER
+from fault_list import read_list
 
 if TYPE_CHECKING:
     from operators import Mutant
@@ -21,7 +20,7 @@ LIST = Path(__file__).parent / "survivors.yaml"
 def load() -> dict[tuple[str, str, str], str]:
     """The reason by file, function and change."""
     reasons = {}
-    for group in yaml.load(LIST.read_text(encoding="utf-8"), READER) or []:
+    for group in read_list(LIST):
         if set(group) != {"reason", "mutants"}:
             raise ValueError(f"{LIST.name}: expected reason and mutants, not {', '.join(group)}")
         for mutant in group["mutants"]:
