@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -70,6 +71,22 @@ def notices() -> Iterator[list[str]]:
     """The notices that the package gives in a test, as they come."""
     with noticed() as messages:
         yield messages
+
+
+@pytest.fixture(autouse=True)
+def _loggers_left_alone() -> Iterator[None]:
+    """Notices are shown unless the program has set up logging. What a test sets up for logging ends with the test."""
+
+    def loggers() -> list[logging.Logger]:
+        names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "cdpg"]
+        return [logging.root, *map(logging.getLogger, names)]
+
+    before = {one: (one.level, list(one.handlers), one.propagate, one.disabled) for one in loggers()}
+    yield
+    for one in loggers():
+        level, handlers, propagate, disabled = before.get(one, (logging.NOTSET, [], True, False))
+        one.setLevel(level)
+        one.handlers[:], one.propagate, one.disabled = handlers, propagate, disabled
 
 
 @pytest.fixture(autouse=True)

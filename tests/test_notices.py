@@ -86,6 +86,19 @@ def test_a_library_that_sets_up_logging_meanwhile_shows_nothing_again(capsys: py
     assert capsys.readouterr().err == "so\n"
 
 
+def test_a_root_logger_that_was_set_up_for_warnings_alone_hides_no_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    """As notebooks and some libraries leave it."""
+    root, handler = logging.getLogger(), NoticeHandler()
+    root.addHandler(handler)
+    try:
+        with shown_notices(True):
+            logging.getLogger("cdpg.models").info("so")
+            logging.getLogger("cdpg.models").warning("and so")
+    finally:
+        root.removeHandler(handler)
+    assert capsys.readouterr().err == "so\nand so\n"
+
+
 @pytest.mark.parametrize("always", [True, False])
 def test_only_the_main_process_shows_notices(capsys: pytest.CaptureFixture[str], always: bool) -> None:
     with shown_notices(is_main=False, always=always):

@@ -117,8 +117,8 @@ def strike_everywhere(keeper: Keeper, tmp_path: Path, prepare: Prepare, every: i
 
 
 def test_kills_at_some_changes(keeper: Keeper, tmp_path: Path) -> None:
-    struck = strike_everywhere(keeper, tmp_path, interrupted, every=14)
-    assert len(struck) >= 7
+    struck = strike_everywhere(keeper, tmp_path, interrupted, every=25)
+    assert len(struck) >= 4
 
 
 @pytest.mark.exhaustive

@@ -135,7 +135,7 @@ def test_other_versions_are_reported(
 ) -> None:
     original = provenance.origin
     monkeypatch.setattr(
-        provenance, "origin", lambda *given: (o := original(*given)) | {"versions": o["versions"] | {"torch": "0.0"}}
+        provenance, "origin", lambda **given: (o := original(**given)) | {"versions": o["versions"] | {"torch": "0.0"}}
     )
     make(run, epochs=5).train(resume_from_checkpoint=True)
     assert "and is 0.0" in capsys.readouterr().err

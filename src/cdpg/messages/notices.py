@@ -40,14 +40,14 @@ class NoticeHandler(logging.Handler):
 def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
     """Within, notices go to standard error, of the main process alone.
 
-    If the program has handlers for them, those have the notices instead, unless ``always``. A level that the program
+    If the program has handlers that get them, those have the notices instead, unless ``always``. A level that the program
     has set for the logger ``cdpg`` stays, on every process. Without one, notices of the level INFO are shown, too, and
     processes other than the main one give none, to whatever handlers.
     """
     logger = logging.getLogger(LOGGER)
     level, propagate = logger.level, logger.propagate
     handlers: list[logging.Handler] = []
-    if always or not logger.hasHandlers():
+    if always or not _has_handlers(logger):
         # A process that is not the main one has a handler, too: without any, logging itself would show warnings.
         handlers.append(NoticeHandler() if is_main else logging.NullHandler())
         logger.addHandler(handlers[0])
@@ -62,6 +62,16 @@ def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
         logger.propagate = propagate
         if level == logging.NOTSET:
             logger.setLevel(level)
+
+
+def _has_handlers(logger: logging.Logger) -> bool:
+    """Whether the program has set up handlers that get the notices.
+
+    A notebook or a library may have set up the root logger for warnings alone, with no thought of these notices; they
+    would be lost there.
+    """
+    asked = logger.level != logging.NOTSET or logger.isEnabledFor(logging.INFO)
+    return bool(logger.handlers) or (logger.hasHandlers() and asked)
 
 
 def shows_notices(function: Callable[P, R]) -> Callable[P, R]:
