@@ -40,9 +40,9 @@ class NoticeHandler(logging.Handler):
 def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
     """Within, notices go to standard error, of the main process alone.
 
-    If the program has handlers that get them, those have the notices instead, unless ``always``. A level that the program
-    has set for the logger ``cdpg`` stays, on every process. Without one, notices of the level INFO are shown, too, and
-    processes other than the main one give none, to whatever handlers.
+    If the program has handlers that get them, those have the notices instead, unless ``always``. A level that the
+    program has set for the logger ``cdpg`` stays, on every process. Without one, notices of the level INFO are shown,
+    too, and processes other than the main one give none, to whatever handlers.
     """
     logger = logging.getLogger(LOGGER)
     level, propagate = logger.level, logger.propagate
