@@ -75,7 +75,7 @@ def run_out_of_space(keeper: Keeper, disk: Path, log_folder: Path, free: int, ex
     return status != 0
 
 
-@pytest.mark.parametrize("step", [pytest.param(4096, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)]), 65_536])
+@pytest.mark.parametrize("step", [pytest.param(4096, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)]), 36_864])
 def test_a_disk_that_fills_up(
     keeper: Keeper, small_disk: Path, tmp_path: Path, step: int, record_property: Note
 ) -> None:
