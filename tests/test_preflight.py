@@ -161,6 +161,7 @@ def test_the_time_of_an_epoch() -> None:
     config = CDPGConfig(contexts_per_epoch=2, num_generations=5)
     assert epoch_seconds(config, PACE, 0.5) == pytest.approx(10 + 5 * 0.4)
     assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
+    assert epoch_seconds(config.replace(control_variate=True), PACE, 0.5) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
     assert epoch_seconds(config.replace(method="ziegler"), PACE, 0.5) == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
 
 

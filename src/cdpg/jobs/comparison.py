@@ -71,7 +71,7 @@ def require_place(job: Job, runs: Sequence[ComparisonRun], resume: bool) -> None
 def _cost(run: ComparisonRun) -> tuple[bool, int]:
     """Larger for a run that takes longer than others of as many samples."""
     method = make_method(run.job.settings)
-    return method.scores_every_sample, method.passes
+    return method.differentiates_every_sample, method.passes
 
 
 def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[ComparisonRun]:

@@ -92,7 +92,12 @@ class Method(ABC):
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
     scores_every_sample: ClassVar[bool] = False
-    """Whether the base must score, and the gradient needs, the samples with b = 0 too."""
+    """Whether the base must score the samples with b = 0 too."""
+
+    @property
+    def differentiates_every_sample(self) -> bool:
+        """Whether the gradient needs the samples with b = 0 too."""
+        return self.scores_every_sample
 
     @property
     def passes(self) -> int:
@@ -150,6 +155,10 @@ class WeightedMethod(Method):
     def subtracts_control_variate(self) -> bool:
         """Whether π/q is subtracted from w: its expected gradient is 0. Every sample then needs a gradient."""
         return False
+
+    @property
+    def differentiates_every_sample(self) -> bool:
+        return self.subtracts_control_variate
 
     @abstractmethod
     def weights(self, rollout: Rollout, state: State) -> Tensor:

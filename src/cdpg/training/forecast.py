@@ -24,14 +24,15 @@ class Pace:
 
 
 def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
-    """Seconds of one epoch, if that share of its samples satisfies; only those are scored and differentiated.
+    """Seconds of one epoch, if that share of its samples satisfies; often only those are scored and differentiated.
 
     The method says which, and how often it goes over them.
     """
     samples, method = config.samples_per_epoch, make_method(config)
-    used = samples if method.scores_every_sample else samples * satisfying
+    scored = samples if method.scores_every_sample else samples * satisfying
+    differentiated = samples if method.differentiates_every_sample else samples * satisfying
     waiting = max(pace.sampling, pace.constraint)
-    return samples * waiting + used * (pace.scoring + method.passes * pace.gradient)
+    return samples * waiting + scored * pace.scoring + differentiated * method.passes * pace.gradient
 
 
 def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
