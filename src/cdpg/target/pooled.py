@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cdpg.target.noise import sampling_noise
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -104,5 +106,5 @@ def _variances(ratio: Tensor, valid: Tensor) -> tuple[float, float]:
     """The mean variance of a ratio within a context, and the variance of Z_c between contexts without that noise."""
     count = valid.sum(dim=1).to(ratio)
     z = _sums(ratio, valid) / count
-    within = (ratio - z[:, None]).masked_fill(~valid, 0.0).square().sum(dim=1) / (count - 1)
-    return float(within.mean()), float(z.var() - (within / count).mean())
+    noise = sampling_noise(ratio, valid, z, count)
+    return float((noise * count).mean()), float(z.var() - noise.mean())
