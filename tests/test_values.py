@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import values
 import warm
-from reference.evaluation import Evaluation
+from reference.evaluation import Evaluation, ideal_samples
 from reference.methods import Settings
 from reference.model import END
 from reference.randomness import shuffled
@@ -70,7 +70,8 @@ class Expected:
             contexts = self.held_out[:limit]
             tuned = {m: self.run(m).policy if epoch is None else self.run(m).along[epoch] for m in methods}
             models = {"base": self.base, **tuned}
-            self._evaluations[key] = Evaluation(models, contexts, values.judge, self.settings())
+            ideal = ideal_samples(self.base, contexts, values.judge, self.settings())
+            self._evaluations[key] = Evaluation(models, contexts, values.judge, self.settings(), ideal)
         return self._evaluations[key]
 
     def along(self, method: str) -> dict[int, Evaluation]:
@@ -360,6 +361,7 @@ def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     shown = {"base": "base", method: "tuned"}
     expected = evaluation.to_mapping(shown) | {name: evaluation.metrics(key) for key, name in shown.items()}
     found = json.loads((runs.runs / method / "evaluation.json").read_text())
+    assert found.pop("kept") == {"keep": "last", "epoch": runs.settings().epochs, "gain_validation": None}
     assert differences(found.pop("costs"), {"tuned": costs(runs.runs / method)}) == []
     told = [*on_distance(expected, expected), *expected_notices(evaluation, shown)]
     assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)

@@ -40,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "evaluation_contexts": 9,
     "evaluation_samples": 5,
     "evaluate_every": 2,
+    "gain_draws": 16,  # the evaluation's 5, a round of 8 and one of 3
     "log_samples": 24,  # all
 }
 TECHNICAL = {

@@ -114,6 +114,9 @@ def fixed(value: float, digits: int) -> str:
 POOLED = "kl_target_policy_pooled"
 """The one metric that depends on the models evaluated together; only figures of one pool compare."""
 
+GAIN = "gain"
+"""The metric that is measured on exact samples of the ideal model; figures of any evaluations compare."""
+
 LEFT_OUT = ("checks_failed", "not_applicable")
 """Shares of samples without a verdict; absent if 0 for all models evaluated together."""
 
@@ -125,6 +128,13 @@ METRICS: dict[str, Metric] = {
         "Distance from the ideal model by Algorithm 2, over contexts with a satisfying sample; at most log M.",
         "nats",
         "lower",
+    ),
+    GAIN: Metric(
+        "gain",
+        "How much nearer to the ideal model than the base: KL(p, a) − KL(p, π), without bias, from samples of the base "
+        "that satisfy; over contexts that have one.",
+        "nats",
+        "higher",
     ),
     POOLED: Metric(
         "KL(p, π), pooled",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.held_out import APPLIED, MODEL_NOTICES, TUNED_ON, warning
-from cdpg.evaluation.metrics import COUNT_INFO, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
+from cdpg.evaluation.metrics import COUNT_INFO, GAIN, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
 from cdpg.evaluation.outcome import (
     Outcome,
     ideal_means,
@@ -69,13 +69,17 @@ class Evaluation:
         cls,
         outcomes: Mapping[str, Outcome],
         scores: Scores,
+        gains: Mapping[str, Tensor],
         config: CDPGConfig,
         about: Mapping[str, Any],
         tuned_on: int | None = None,
         own_metrics: Mapping[str, Metric] | None = None,
         own_counts: Mapping[str, Count] | None = None,
     ) -> Evaluation:
-        """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base."""
+        """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base.
+
+        ``gains`` has the gain of every model over the base, ``[context]``; it is empty if it was not measured.
+        """
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
         for found in statistics.values():
@@ -83,6 +87,8 @@ class Evaluation:
                 del found[name]
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
+        for name, gain in gains.items():
+            statistics[name][GAIN] = mean_statistic(gain.numpy())
         own = (own_metrics or {}, own_counts or {})
         return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on, *own)
 

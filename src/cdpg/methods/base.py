@@ -104,6 +104,16 @@ class Method(ABC):
         """Passes over each epoch's samples."""
         return 1
 
+    @property
+    def replay(self) -> int:
+        """Further steps on samples of earlier epochs, for each step on an epoch's own."""
+        return 0
+
+    @property
+    def replay_samples(self) -> int:
+        """Samples of the latest epochs that are kept for it."""
+        return 0
+
     def begin(self) -> State:
         """The state before the first epoch."""
         return {}
@@ -125,6 +135,10 @@ class Method(ABC):
 
         ``module`` is the method's own, if any; ``total`` sums a tensor over all processes.
         """
+
+    def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
+        """The loss of samples of earlier epochs; ``state`` is that after the present one."""
+        raise TypeError(f"{self.name} does not replay")
 
 
 METHODS: dict[str, type[Method]] = {}
@@ -184,6 +198,10 @@ class WeightedMethod(Method):
         weights = self.weights(rollout, state)
         loss = WeightedLoss(rollout, weights, self.follows_policy, self.subtracts_control_variate)
         return EpochLoss(loss, state, self.metrics(state))
+
+    def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
+        """The same weights with the q that drew each sample and the present Ẑ_c, without a control variate."""
+        return WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy)
 
 
 class WeightedLoss(SampleLoss):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +10,7 @@ from cdpg.config import MethodSettings
 from cdpg.methods.base import State, Style, WeightedMethod, register
 from cdpg.target import partition
 from cdpg.target.pooled import PooledPartition, Prior
+from cdpg.values import too_small
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,14 @@ class CDPGSettings(MethodSettings):
     ``pooled`` takes for each sample all others ever drawn for its context, together with the mean over contexts."""
     control_variate: bool = False
     """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient."""
+    replay: int = 0
+    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples."""
+    replay_samples: int = 65536
+    """Samples of the latest epochs that are kept for replay. A sample that does not satisfy takes 40 bytes, one that
+    does 4 more for each token."""
+
+    def problems(self) -> Iterable[str]:
+        yield from too_small(self, {"replay": 0, "replay_samples": 1})
 
 
 @register
@@ -51,6 +60,14 @@ class CDPG(WeightedMethod):
     @property
     def subtracts_control_variate(self) -> bool:
         return self.settings.control_variate
+
+    @property
+    def replay(self) -> int:
+        return self.settings.replay
+
+    @property
+    def replay_samples(self) -> int:
+        return self.settings.replay_samples
 
     @property
     def _pools(self) -> bool:

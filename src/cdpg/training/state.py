@@ -1,0 +1,51 @@
+"""What a run carries from epoch to epoch, beside the weights and the optimiser's moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cdpg.methods.base import Method, State
+from cdpg.rollout.replay import ReplayBuffer
+from cdpg.storage.checkpoints import Checkpoint
+from cdpg.training.validation import Best
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run between two epochs."""
+
+    method: State
+    replay: ReplayBuffer
+    best: Best | None = None
+    """The model with the largest gain on the contexts set aside; None before the first measurement."""
+
+    @classmethod
+    def begin(cls, method: Method) -> RunState:
+        """Before the first epoch."""
+        return cls(method.begin(), ReplayBuffer(method.replay_samples))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, method: Method) -> RunState:
+        """The state in a checkpoint."""
+        best = checkpoint.state.get("best")
+        return cls(
+            checkpoint.state["objective"],
+            ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {})),
+            None if best is None else Best(best["epoch"], best["gain"], checkpoint.tensors["best"]),
+        )
+
+    def values(self) -> dict[str, Any]:
+        """What a checkpoint stores as JSON."""
+        best = None if self.best is None else {"epoch": self.best.epoch, "gain": self.best.gain}
+        return {"objective": dict(self.method), "best": best}
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """What a checkpoint stores as tensors, by file."""
+        found: dict[str, Mapping[str, Tensor]] = {"replay": self.replay.tensors()}
+        if self.best is not None:
+            found["best"] = self.best.weights
+        return {name: tensors for name, tensors in found.items() if tensors}

@@ -1,0 +1,114 @@
+"""The gain on contexts that are set aside, after every epoch: it decides which model is kept.
+
+The contexts are taken from those to tune on, not from the held-out ones: figures of a model that was chosen on the
+contexts they come from would be too good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from cdpg.config import CDPGConfig
+from cdpg.contexts.contexts import Context
+from cdpg.contexts.splitting import split
+from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
+from cdpg.messages.terms import term
+from cdpg.methods.base import Method
+from cdpg.models.base import PromptTokens
+from cdpg.models.rng import UniformStream
+from cdpg.rollout.sampler import Sampler
+from cdpg.storage.snapshot import Trainable
+
+_log = logging.getLogger(__name__)
+
+FEW = 50
+"""Of fewer contexts to tune on, none are set aside by default."""
+_SHARE, _MOST = 10, 64
+
+
+def keeps_best(config: CDPGConfig, method: Method, held_out: int) -> bool:
+    """Whether the model with the largest gain is kept, with the default applied."""
+    return (held_out > 0 and method.targets_p) if config.keep is None else config.keep == "best"
+
+
+def set_aside(contexts: Sequence[Context], config: CDPGConfig, decides: bool) -> tuple[list[int], list[int]]:
+    """Indices of the contexts to tune on, and of those set aside; the same for every method and seed.
+
+    ``decides`` says whether anything is decided on them. No prompt and no group is on both sides.
+    """
+    everything = list(range(len(contexts)))
+    count = config.validation_contexts
+    if count is None:
+        count = min(_MOST, len(contexts) // _SHARE) if len(contexts) >= FEW else 0
+    if not decides or not count:
+        return everything, []
+    tuning, aside = split(contexts, count, UniformStream(0, "validation", 0).permutation)
+    return (tuning, aside) if tuning else (everything, [])
+
+
+@dataclass(frozen=True)
+class Best:
+    """The model with the largest gain so far."""
+
+    epoch: int
+    gain: float
+    weights: Mapping[str, Tensor]
+    """Copies on the CPU, by the parameters' names."""
+
+
+class Validation:
+    """Measures the gain after every epoch.
+
+    Without contexts, or if no sample of the base satisfies on them, nothing is measured.
+    """
+
+    def __init__(
+        self, sampler: Sampler, trainable: Trainable, contexts: Sequence[Context], prompts: Sequence[PromptTokens]
+    ) -> None:
+        self._sampler, self._trainable = sampler, trainable
+        self._contexts, self._prompts = contexts, prompts
+        self._ideal: IdealSamples | None = None
+        self._covered = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a context that is set aside has a sample of the ideal model."""
+        return self._covered > 0
+
+    def begin(self, config: CDPGConfig, check_stop: Callable[[], None]) -> None:
+        """Draw the samples of the ideal model, which stay the same for the whole run."""
+        if not self._contexts or self._ideal is not None:
+            return
+        sampler = replace(self._sampler, policy=self._sampler.base, policy_is_base=True, config=config)
+        self._ideal = draw_ideal_samples(
+            sampler, self._contexts, self._prompts, config.gain_draws, 0, "validation-ideal", check_stop=check_stop
+        )
+        self._covered = covered = int((self._ideal.counts(sampler.processes) > 0).sum())
+        where = f"{len(self._contexts):,} of the contexts to tune on are set aside"
+        if covered:
+            _log.info(f"{where}; {covered:,} of them have a sample of the ideal model, and decide which model is kept")
+        else:
+            _log.warning(
+                f"{where}, and none of {self._ideal.draws:,} samples of the base satisfies on them: the last model is "
+                f"kept; raise {term('gain_draws')} to find some"
+            )
+
+    def gain(self, tokens_per_pass: int) -> float | None:
+        """The policy's mean gain over the contexts with a sample of the ideal model; None if none has one."""
+        if self._ideal is None or not self.is_measured:
+            return None
+        return float(self._ideal.gain(self._sampler.policy, self._sampler.processes, tokens_per_pass).nanmean())
+
+    def better(self, best: Best | None, epoch: int, gain: float | None) -> Best | None:
+        """The better of the best model so far and the policy after ``epoch``, whose gain is given."""
+        if gain is None or (best is not None and gain <= best.gain):
+            return best
+        return Best(epoch, gain, self._trainable.copied_weights())
+
+    def use(self, best: Best) -> None:
+        """Give the policy the weights of the best model."""
+        self._trainable.set_weights(best.weights)
