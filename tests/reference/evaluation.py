@@ -266,8 +266,9 @@ class Evaluation:
             if any(np.nansum(values) > 0 for values in shares.values()):  # of one model: then of all
                 for name, values in shares.items():
                     self.figures[name][share] = mean_of(values)
+        self.gains = gains(base, base, ideal)
         for name, model in models.items():
-            self.figures[name]["gain"] = mean_of(gains(model, base, ideal[: len(contexts)]))
+            self.figures[name]["gain"] = mean_of(gains(model, base, ideal))
         if len(models) > 1:
             for name, values in pooled(models, self.outcomes).items():
                 self.figures[name]["kl_target_policy_pooled"] = mean_of(values)
@@ -377,6 +378,7 @@ class Evaluation:
             "decoding": "ancestral",
             "contexts": len(self.contexts),
             "contexts_tuned_on": 0,
+            "contexts_with_gain": int((~np.isnan(self.gains)).sum()),
             "contexts_applied": int(np.any([self._applies(name) for name in self.outcomes], axis=0).sum()),
             "samples_per_context": self.settings.evaluation_samples,
             "resamples": RESAMPLES,

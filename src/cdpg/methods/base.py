@@ -89,6 +89,8 @@ class Method(ABC):
     """The settings of its own."""
     targets_p: ClassVar[bool] = False
     """Whether its optimum is the ideal model p."""
+    chooses_epoch: ClassVar[bool] = False
+    """Whether by default the model of the epoch with the largest gain is kept, if there are held-out contexts."""
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
     scores_every_sample: ClassVar[bool] = False

@@ -51,6 +51,7 @@ class CDPG(WeightedMethod):
     style = Style("#0b6fd8", "#5a97fa", "o")
     Settings = CDPGSettings
     targets_p = True
+    chooses_epoch = True
     normalizes_per_context = True
 
     @property

@@ -87,7 +87,8 @@ class Epoch:
         """The gain on the contexts set aside, if there are any, and the state with the best model so far."""
         parts = self._parts
         gain = parts.validation.gain(self._config.tokens_per_pass)
-        self._watch.lap("validation")
+        if gain is not None:
+            self._watch.lap("validation")
         return gain, replace(state, best=parts.validation.better(state.best, self._number, gain))
 
     def record(self, rollout: Rollout, summary: StepSummary, gain: float | None) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.splitting import split
 from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
-from cdpg.messages.terms import term
 from cdpg.methods.base import Method
 from cdpg.models.base import PromptTokens
 from cdpg.models.rng import UniformStream
@@ -32,7 +31,7 @@ _SHARE, _MOST = 10, 64
 
 def keeps_best(config: CDPGConfig, method: Method, held_out: int) -> bool:
     """Whether the model with the largest gain is kept, with the default applied."""
-    return (held_out > 0 and method.targets_p) if config.keep is None else config.keep == "best"
+    return (held_out > 0 and method.chooses_epoch) if config.keep is None else config.keep == "best"
 
 
 def set_aside(contexts: Sequence[Context], config: CDPGConfig, decides: bool) -> tuple[list[int], list[int]]:
@@ -94,7 +93,7 @@ class Validation:
         else:
             _log.warning(
                 f"{where}, and none of {self._ideal.draws:,} samples of the base satisfies on them: the last model is "
-                f"kept; raise {term('gain_draws')} to find some"
+                "kept; raise gain_draws to find some"
             )
 
     def gain(self, tokens_per_pass: int) -> float | None:
