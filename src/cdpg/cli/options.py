@@ -106,7 +106,9 @@ Chat = Annotated[
     bool | None,
     typer.Option("--chat", help="Send prompts as a user's messages, by the model's chat template.", show_default=False),
 ]
-System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message of every chat, beside --chat.")]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="System message of every chat; plain prompts also need --chat.")
+]
 Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling, not passes over the data.")]
 Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]

@@ -1,6 +1,6 @@
 """The sampling noise in estimates of Z_c, and the deviation of Z_c between contexts without it.
 
-The functions take tensors and arrays alike, and need neither library of the other.
+The functions work on PyTorch tensors and on NumPy arrays.
 """
 
 from __future__ import annotations
