@@ -237,20 +237,48 @@ def test_what_is_not_used(path: Path) -> None:
     assert re.findall(r"\b(?:TODO|FIXME|XXX)\b", path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("stage", [*WITHOUT_TORCH, *WITHOUT_TORCH_AT_IMPORT])
-def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
-    files = [path for path in FILES if f"{name_of(path)}/".startswith(f"{stage}/")]
-    assert files, f"there is no {stage}"
-    for path in files if stage in WITHOUT_TORCH else ():
-        assert [name for name, _ in imports(parse(path)) if name.split(".")[0] in HEAVY] == [], path
-    modules = [".".join(("cdpg", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
+def files_of(stage: str) -> list[Path]:
+    found = [path for path in FILES if f"{name_of(path)}/".startswith(f"{stage}/")]
+    assert found, f"there is no {stage}"
+    return found
+
+
+def module_of(path: Path) -> str:
+    """``cdpg.models.causal`` for ``src/cdpg/models/causal.py``."""
+    return ".".join(("cdpg", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def first_that_loads(modules: list[str], unwanted: set[str]) -> str:
+    """The first of some modules, imported one after the other, that loads one of the unwanted, with what it loads."""
     program = (
         "import importlib, sys\n"
-        f"for name in {[module.removesuffix('.__init__') for module in modules]!r}: importlib.import_module(name)\n"
-        f"sys.exit(' '.join(sorted({HEAVY!r} & set(sys.modules))) or None)"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    found = {unwanted!r} & set(sys.modules)\n"
+        "    if found: sys.exit(name + ' loads ' + ', '.join(sorted(found)))\n"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (process.returncode, process.stderr) == (0, ""), "by way of another module"
+    return process.stderr.strip()
+
+
+@pytest.mark.parametrize("stage", WITHOUT_TORCH)
+def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
+    for path in files_of(stage):
+        assert [name for name, _ in imports(parse(path)) if name.split(".")[0] in HEAVY] == [], path
+
+
+def test_what_reads_files_only_loads_no_torch_by_way_of_others() -> None:
+    stages = (*WITHOUT_TORCH, *WITHOUT_TORCH_AT_IMPORT)
+    assert first_that_loads([module_of(path) for stage in stages for path in files_of(stage)], HEAVY) == ""
+
+
+def test_worker_processes_start_without_large_libraries() -> None:
+    """There is a new one for every run and every killed worker."""
+    assert first_that_loads([module_of(path) for path in files_of("sandbox")], {*HEAVY, "numpy", "asyncio"}) == ""
+
+
+def test_a_module_can_load_too_much() -> None:
+    assert first_that_loads(["json", "cdpg.target.noise", "wave"], {"wave"}) == "wave loads wave"
 
 
 # The rules themselves can fail.

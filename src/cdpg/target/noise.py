@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 
 def sampling_noise(ratio: Any, valid: Any, z: Any, count: Any) -> Any:
     """The variance of each Ẑ_c = mean_j P_c(x_j)/q(x_j|c), estimated by s²/M; ``[context]``.
@@ -22,4 +20,6 @@ def sampling_noise(ratio: Any, valid: Any, z: Any, count: Any) -> Any:
 
 def without_noise(variance: Any, noise: Any) -> Any:
     """max(0, variance − noise): the variance of Z_c between contexts, from that of the estimates; NaN if either is."""
+    import numpy as np  # not above: worker processes import this module and should start at once
+
     return np.maximum(0.0, variance - noise)
