@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import tiny
 import warm
 from cdpg.cli import app, completion, main
+from cdpg.cli.options import SYNONYMS
 from cdpg.cli.output import finish_run
 from cdpg.cli.tables import print_models
 from cdpg.constraints.named import load_constraint
@@ -113,6 +114,10 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["sample", "a/b/c", "--context", "x"], "there is no such folder, and it cannot be a hub id; give a folder, a"),
         (["sample", "code-tinyy", "--context", "x"], "did you mean 'code-tiny', which comes with the package?"),
         (["run", "--model", "t5_tiny", *OWN[2:]], "there is no model 't5_tiny': did you mean 't5-tiny'"),
+        (["train", *OWN], "there is no command 'train': did you mean 'cdpg run'?"),
+        (["generate", "code-tiny"], "there is no command 'generate': did you mean 'cdpg sample'?"),
+        (["evalute", "code-tiny"], "there is no command 'evalute': did you mean 'cdpg evaluate'?"),
+        (["colour"], "there is no command 'colour': cdpg --help lists the commands"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_sentence(
@@ -388,6 +393,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "cdpg check code-compilability" in told
     assert set(COMMANDS) == set(re.findall(r"^  (\w+) +[A-Z]", told.partition("Commands:")[2], re.MULTILINE))
+
+
+def test_synonyms_are_of_commands_that_there_are() -> None:
+    assert set(SYNONYMS) <= set(COMMANDS)
+    names = [name for names in SYNONYMS.values() for name in names.split()]
+    assert len(set(names)) == len(names), "a name has one answer"
+    assert not set(names) & set(COMMANDS)
 
 
 def completed(folder: Path, typed: str, shell: str = "bash") -> list[str]:

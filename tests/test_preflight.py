@@ -208,6 +208,7 @@ def checked(folder: Path, constraint: str, *more: str) -> str:
     assert result.exit_code == 0, result.output
     assert not (folder / "out").exists()
     assert "\x1b[2J" not in result.output
+    assert str(folder / "out") not in result.output, "nothing is written there"
     return " ".join(result.output.split())
 
 

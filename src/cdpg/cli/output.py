@@ -21,14 +21,14 @@ from cdpg.tasks import known_metrics
 
 
 def plan(job: Job, inputs: Inputs) -> str:
+    """What a run would do, in one line."""
     settings = job.settings
     held_out = contexts_in_words({"contexts": len(inputs.held_out), TUNED_ON: inputs.count_tuned_on()})
     epochs = "epoch" if settings.epochs == 1 else "epochs"
     evaluation = f"evaluation on {held_out}" if settings.evaluates else "no evaluation"
     return (
         f"{settings.method} on {job.model}: {len(inputs.tuning):,} contexts, {settings.epochs:,} {epochs} of "
-        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; "
-        f"{evaluation}; output in {settings.output_dir}"
+        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; {evaluation}"
     )
 
 

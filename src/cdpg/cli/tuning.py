@@ -64,7 +64,7 @@ def run(
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))
-    _log.info(plan(job, inputs))
+    _log.info(f"{plan(job, inputs)}; output in {job.settings.output_dir}")
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
         finish_run(Console(), trainer.folder, record, report)
@@ -99,7 +99,7 @@ def compare(
     quiet_transformers()
     runs = list(comparison.comparison_runs(job, names, seeds))
     comparison.require_place(job, runs, resume)
-    _log.info(plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
+    _log.info(f"{plan(job, inputs)}; output in {job.settings.output_dir}; {len(runs)} runs: {', '.join(names)}")
     result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv))
     if result is None:  # only the main process has figures
         return

@@ -253,8 +253,8 @@ def _base_level(study: Study, metric: str) -> float | None:
     """The base's value on the contexts of the curves, a mean over the runs; else from the final evaluation.
 
     The final evaluation has other pools than the points of a curve: its pooled KL is no level for them. Runs that were
-    evaluated along the way on different contexts have no level in common: each line begins at its own base. What is an
-    estimate of the base all along has no level: a line that leaves it is noise, no gain.
+    evaluated along the way on different contexts have no level in common: each line begins at its own base. A metric
+    that estimates a quantity of the base has no level: its line differs from the base by noise only.
     """
     if study.describe(metric).of_base or len(contexts_along(study)) > 1:
         return None

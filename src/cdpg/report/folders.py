@@ -113,7 +113,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _without_pool_of_one(record: Record) -> Record:
-    """The base's evaluation without its pooled KL: its pool has one model, so later values do not compare."""
+    """The base's evaluation without its pooled KL: a pool of one model is not comparable with later ones."""
     if number(record.get("epoch")) != 0:
         return record
     return {**record, "metrics": without(record.get("metrics"), POOLED)}

@@ -149,8 +149,8 @@ def _apart(studies: Sequence[Study]) -> str:
         else "Their files do not show that they had the same base model, constraint and evaluated contexts."
     )
     return (
-        f"These runs are not one comparison, and stand in {len(studies)} blocks. {why} Each run stands beside its own "
-        "base; figures of different blocks do not compare, and models are ranked within their block alone."
+        f"These runs are not one comparison and are shown in {len(studies)} blocks. {why} Each run is compared with "
+        "its own base. Figures of different blocks are not comparable, and models are ranked only within their block."
     )
 
 

@@ -63,7 +63,7 @@ def unfinished(label: str, done: int, wanted: float | None) -> Iterator[Remark]:
     if not done or wanted is None:
         yield Unjudged(label, EPOCHS, NO_EPOCHS if not done else "the configuration does not say how many epochs")
     elif done < wanted:
-        text = f"{done:,} of {wanted:,.0f} epochs are logged: what is said here is about a run that is not over."
+        text = f"{done:,} of {wanted:,.0f} epochs are logged: these remarks are about an unfinished run."
         advice = f"Continue it with {term('resume', typed=True)}, or in Python with {term('resume', typed=False)}."
         yield Finding("warning", label, "Not finished", text, advice)
     else:

@@ -187,7 +187,7 @@ def _other_measures(
         notices.append(f"evaluations from here on are not comparable with those before: {'; '.join(changes)}")
     limits = _changed(_LIMITS, then, config)
     if limits:
-        notices.append(f"texts that exhaust their check may be judged otherwise than before: {'; '.join(limits)}")
+        notices.append(f"texts that exhaust their check may be judged differently than before: {'; '.join(limits)}")
     return notices
 
 

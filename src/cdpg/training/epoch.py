@@ -22,7 +22,7 @@ from cdpg.training.state import RunState
 
 
 class Epoch:
-    """An epoch as it goes on. What fails before the first step leaves a checkpoint of the epochs before."""
+    """One epoch. A failure before its first step leaves a checkpoint of the epochs before."""
 
     def __init__(
         self, number: int, parts: Parts, updater: Updater, config: CDPGConfig, rescue: Callable[[], None]

@@ -42,7 +42,7 @@ def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
 
 
 def guessed_context(config: CDPGConfig, epoch: float) -> float:
-    """Seconds to evaluate a context before any was evaluated, by those of an epoch: as many for a sample."""
+    """Seconds to evaluate a context, guessed from those of an epoch: a sample takes as long in both."""
     return epoch / config.samples_per_epoch * config.evaluation_samples
 
 

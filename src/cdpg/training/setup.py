@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn, optim
 
-from cdpg.config import CDPGConfig
+from cdpg.config import FIELDS, CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
 from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context, load_contexts
@@ -20,6 +22,7 @@ from cdpg.errors import UserError
 from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
+from cdpg.messages.foreign_names import unknown_argument
 from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
@@ -37,6 +40,9 @@ from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.training.state import RunState
 from cdpg.training.validation import Validation, keeps_best, set_aside
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Model = str | PathLike[str] | nn.Module | LanguageModel
 """A hub id, a folder, a loaded Hugging Face model or a language model of this package."""
@@ -174,6 +180,20 @@ def _divided(
 def _sources(*given: Any) -> list[str | Path]:
     """Those of the arguments that may name a file."""
     return [source for source in given if isinstance(source, (str, Path))]
+
+
+def answers_unknown_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Answer a keyword that the function does not have, such as that of another trainer, with the one to use."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        problems = [unknown_argument(name, known, FIELDS) for name in kwargs if name not in known]
+        if problems:
+            raise UserError("; ".join(problems))
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def _held_out(dataset: Any, config: CDPGConfig) -> list[Context]:

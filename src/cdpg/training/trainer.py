@@ -22,7 +22,7 @@ from cdpg.training.evaluating import RunEvaluator
 from cdpg.training.nonfinite import NonfiniteWatch
 from cdpg.training.saving import Saver
 from cdpg.training.session import Session, open_session
-from cdpg.training.setup import Model, set_up
+from cdpg.training.setup import Model, answers_unknown_arguments, set_up
 
 
 class CDPGTrainer(TakesCallbacks):
@@ -40,6 +40,7 @@ class CDPGTrainer(TakesCallbacks):
     """
 
     @shows_notices
+    @answers_unknown_arguments
     def __init__(
         self,
         model: Model,
