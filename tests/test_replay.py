@@ -24,7 +24,9 @@ from cdpg.system.distributed import Processes
 from cdpg.training.optimization import accumulate
 from cdpg.training.replay import Replay
 from enumeration import (
+    LETTERS,
     MAX_LENGTH,
+    SharedTable,
     Universe,
     contexts_of,
     exact_cross_entropy_gradient,
@@ -234,13 +236,15 @@ def trainer(folder: Path, **changes: Any) -> CDPGTrainer:
         "epochs": 6, "contexts_per_epoch": 2, "num_generations": 6, "max_completion_length": MAX_LENGTH,
         "learning_rate": 0.1, "warmup_epochs": 0, "device": "cpu", "check_workers": 0, "replay": 2, "save_every": 2,
         "partition": "pooled", "evaluate_every": 0, "evaluate_at_end": False, "batch_size": 6,
+        "validation_contexts": 1, "gain_draws": 64,
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder), **(settings | changes))
 
     def some(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
         return ["a" in text for text in completions]
 
-    return CDPGTrainer(tabular(2), some, config, contexts_of(3))
+    names = [str(context.prompt) for context in contexts_of(3)]
+    return CDPGTrainer(SharedTable(names, LETTERS, MAX_LENGTH, seed=2), some, config, contexts_of(3))
 
 
 def test_batches_are_divided_so_that_the_mean_is_over_all_visits() -> None:
@@ -268,12 +272,27 @@ def test_a_run_counts_its_replayed_steps_apart(tmp_path: Path) -> None:
     trainer(tmp_path / "with").train()
     trainer(tmp_path / "without", replay=0).train()
     found = [list(read_jsonl(tmp_path / name / "metrics.jsonl")) for name in ("with", "without")]
-    assert all(record["steps_replayed"] == 2 * 2 for record in found[0]), "two for each of the two steps"
+    assert [record["steps_replayed"] for record in found[0][:2]] == [2 * 2] * 2, "two for each of the two steps"
     assert all(record["steps_replayed"] == 0 for record in found[1])
     assert {record["steps"] + record["steps_skipped"] for record in found[0]} == {2}
     first = [records[0] for records in found]
     assert first[0]["loss"] == first[1]["loss"], "the loss is that of the epoch's own samples"
     assert found[0][1]["loss"] != found[1][1]["loss"], "the policy has moved further"
+
+
+def test_an_epoch_replays_only_if_the_one_before_has_raised_the_gain(tmp_path: Path) -> None:
+    """Before the first epoch the base is the best model."""
+    trainer(tmp_path, learning_rate=1.0, epochs=12).train()
+    records = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    gains = [0.0, *(record["gain_validation"] for record in records)]
+    expected = [gains[e] == max(gains[: e + 1]) and gains[e] not in gains[:e] for e in range(12)]
+    assert [record["steps_replayed"] > 0 for record in records] == expected
+    assert 0 < sum(expected) < 12, "both happen, or this shows nothing"
+
+
+def test_without_contexts_set_aside_nothing_is_replayed(tmp_path: Path) -> None:
+    trainer(tmp_path, validation_contexts=None).train()
+    assert [record["steps_replayed"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [0] * 6
 
 
 def test_a_resumed_run_replays_the_same(tmp_path: Path) -> None:
@@ -289,7 +308,7 @@ def test_a_resumed_run_replays_the_same(tmp_path: Path) -> None:
 
 
 def test_an_epoch_without_finite_weights_is_not_remembered(tmp_path: Path) -> None:
-    made = trainer(tmp_path, partition="batch", epochs=1)
+    made = trainer(tmp_path, partition="batch", epochs=1, validation_contexts=None)
     with torch.no_grad():
         made.base.module["table"].fill_(float("nan"))  # type: ignore[index]
     made.train()

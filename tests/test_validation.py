@@ -17,7 +17,7 @@ from cdpg.errors import UserError
 from cdpg.methods import METHODS, make_method
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.validation import keeps_best, set_aside
-from enumeration import MAX_LENGTH, contexts_of, tabular
+from enumeration import LETTERS, MAX_LENGTH, SharedTable, contexts_of
 from noticed import noticed
 
 
@@ -77,24 +77,16 @@ def has_a(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
 
 
 def trainer(folder: Path, rate: float = 0.1, check: Any = has_a, **changes: Any) -> CDPGTrainer:
-    """The contexts of a tabular model share nothing, so the one set aside is among those tuned on by another name."""
     settings: dict[str, Any] = {
         "epochs": 6, "contexts_per_epoch": 2, "num_generations": 20, "max_completion_length": MAX_LENGTH,
         "learning_rate": rate, "warmup_epochs": 0, "device": "cpu", "check_workers": 0, "save_every": 1,
         "keep_checkpoints": 9, "evaluate_every": 0, "keep": "best", "validation_contexts": 1, "gain_draws": 200,
         "evaluation_samples": 20,
     }  # fmt: skip
-    model = Shared(["a", "a b"], ("a", "b", "c"), MAX_LENGTH, seed=2)
+    model = SharedTable(["a", "a b"], LETTERS, MAX_LENGTH, seed=2)
     held_out = [Context(prompt="a b", columns={}, row=9)]
     config = CDPGConfig(output_dir=str(folder), **(settings | changes))
     return CDPGTrainer(model, check, config, contexts_of(2), held_out)
-
-
-class Shared(type(tabular(0))):  # type: ignore[misc]
-    """A table that is the same for all contexts: what is learnt in one holds in the others."""
-
-    def encode(self, contexts: Any, max_length: int) -> Any:
-        return [(0,) for _ in contexts]
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -159,7 +151,10 @@ def test_without_a_satisfying_sample_the_last_model_is_kept(tmp_path: Path) -> N
 
     with noticed() as told:
         trainer(tmp_path, check=never_at_first, gain_draws=8).train()
-    assert "none of 8 samples of the base satisfies on them: the last model is kept" in " ".join(told)
+    assert (
+        "none of 8 samples of the base satisfies on them: the last model is kept, and nothing is replayed"
+        in " ".join(told)
+    )
     assert kept(tmp_path)["keep"] == "last"
 
 

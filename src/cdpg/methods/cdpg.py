@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cdpg.config import MethodSettings
 from cdpg.methods.base import State, Style, WeightedMethod, register
@@ -28,7 +28,9 @@ class CDPGSettings(MethodSettings):
     control_variate: bool = False
     """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient."""
     replay: int = 0
-    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples."""
+    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. An epoch replays
+    only if the epoch before has raised the gain on the contexts set aside (``validation_contexts``), so that samples
+    are not learnt by heart."""
     replay_samples: int = 65536
     """Samples of the latest epochs that are kept for replay. A sample that does not satisfy takes 40 bytes, one that
     does 4 more for each token."""
@@ -49,7 +51,7 @@ class CDPG(WeightedMethod):
     name = label = "cdpg"
     description = "conditional distributional policy gradients"
     style = Style("#0b6fd8", "#5a97fa", "o")
-    Settings = CDPGSettings
+    Settings: ClassVar[type[MethodSettings]] = CDPGSettings
     targets_p = True
     chooses_epoch = True
     normalizes_per_context = True

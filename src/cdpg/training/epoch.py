@@ -58,7 +58,8 @@ class Epoch:
         ``state`` is the run's after the epoch before; returns that after this one, too.
         """
         buffer = self._remembered(rollout, state)
-        summary = self._updater.update(rollout, state.method, self._rescue, self._replay(buffer))
+        replay = self._replay(buffer) if state.is_improving(self._number) else None
+        summary = self._updater.update(rollout, state.method, self._rescue, replay)
         self._watch.lap("gradient")
         if summary.refused and self._parts.is_main:
             keep_refused(self._parts.folder.nonfinite, rollout, summary)

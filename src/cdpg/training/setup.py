@@ -132,7 +132,7 @@ def set_up(
     all_prompts = policy.encode(everything, config.max_completion_length)
     method = make_method(config)
     best = keeps_best(config, method, len(eval_contexts))
-    (contexts, prompts), aside = _divided(everything, all_prompts, config, best)
+    (contexts, prompts), aside = _divided(everything, all_prompts, config, best or method.replay > 0)
     tuned_on = frozenset(prompt_digests(contexts))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, tuned_on)
     module = method.make_module(policy)

@@ -38,6 +38,13 @@ class RunState:
             None if best is None else Best(best["epoch"], best["gain"], checkpoint.tensors["best"]),
         )
 
+    def is_improving(self, epoch: int) -> bool:
+        """Whether the gain on the contexts set aside was largest after the epoch before ``epoch``.
+
+        False without such contexts: nothing then shows whether more steps on the same samples help on others.
+        """
+        return self.best is not None and self.best.epoch == epoch - 1
+
     def values(self) -> dict[str, Any]:
         """What a checkpoint stores as JSON."""
         best = None if self.best is None else {"epoch": self.best.epoch, "gain": self.best.gain}

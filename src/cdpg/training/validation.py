@@ -89,11 +89,11 @@ class Validation:
         self._covered = covered = int((self._ideal.counts(sampler.processes) > 0).sum())
         where = f"{len(self._contexts):,} of the contexts to tune on are set aside"
         if covered:
-            _log.info(f"{where}; {covered:,} of them have a sample of the ideal model, and decide which model is kept")
+            _log.info(f"{where}; {covered:,} of them have a sample of the ideal model, on which the gain is measured")
         else:
             _log.warning(
                 f"{where}, and none of {self._ideal.draws:,} samples of the base satisfies on them: the last model is "
-                "kept; raise gain_draws to find some"
+                "kept, and nothing is replayed; raise gain_draws to find some"
             )
 
     def gain(self, tokens_per_pass: int) -> float | None:
