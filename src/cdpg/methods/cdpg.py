@@ -27,7 +27,7 @@ class CDPGSettings(MethodSettings):
     ``pooled`` takes for each sample all others ever drawn for its context, together with the mean over contexts."""
     control_variate: bool = False
     """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient."""
-    replay: int = 0
+    replay: int = 3
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. An epoch replays
     only if the epoch before has raised the gain on the contexts set aside (``validation_contexts``), so that samples
     are not learnt by heart."""

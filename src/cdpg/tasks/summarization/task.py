@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.tasks.base import Draw, Preset, Row, Task
+from cdpg.tasks.base import PAPER, Draw, Preset, Row, Task
 from cdpg.tasks.hub_datasets import halves, hub_rows
 from cdpg.tasks.summarization.constraint import PROMPT_PREFIX
 from cdpg.tasks.summarization.metrics import SummaryMeasure
@@ -48,6 +48,7 @@ ENTITIES = Task(
                 "learning_rate": 3e-4,
                 "warmup_epochs": 5,
                 "decay_epochs": 18,
+                "replay": 3,
                 "save_every": 10,
                 "evaluation_contexts": 32,
                 "evaluation_samples": 8,
@@ -59,7 +60,8 @@ ENTITIES = Task(
         "paper": Preset(
             "t5-small",
             hub_articles,
-            {
+            PAPER
+            | {
                 "epochs": 1000,
                 "contexts_per_epoch": 32,
                 "num_generations": 32,
