@@ -123,18 +123,18 @@ LEFT_OUT = ("checks_failed", "not_applicable")
 METRICS: dict[str, Metric] = {
     "satisfaction": Metric("satisfaction", "Mean of b over ancestral samples.", better="higher"),
     "satisfaction_beam": Metric("satisfaction (beam 4)", "Mean of b over the outputs of beam search.", better="higher"),
-    "kl_target_policy": Metric(
-        "KL(p, π), own samples",
-        "Distance from the ideal model by Algorithm 2, over contexts with a satisfying sample; at most log M.",
-        "nats",
-        "lower",
-    ),
     GAIN: Metric(
         "gain",
         "How much nearer to the ideal model than the base: KL(p, a) − KL(p, π), without bias, from samples of the base "
         "that satisfy; over contexts that have one.",
         "nats",
         "higher",
+    ),
+    "kl_target_policy": Metric(
+        "KL(p, π), own samples",
+        "Distance from the ideal model by Algorithm 2, over contexts with a satisfying sample; at most log M.",
+        "nats",
+        "lower",
     ),
     POOLED: Metric(
         "KL(p, π), pooled",
