@@ -167,14 +167,12 @@ class WeightedMethod(Method):
     follows_policy: ClassVar[bool] = False
     """Whether w is multiplied by π/q, π being the policy of each step and q that of the samples."""
 
-    @property
-    def subtracts_control_variate(self) -> bool:
-        """Whether π/q is subtracted from w: its expected gradient is 0. Every sample then needs a gradient."""
-        return False
+    def subtracts_control_variate(self, state: State) -> bool:
+        """Whether π/q is subtracted from w: its expected gradient is 0. Every sample then needs a gradient.
 
-    @property
-    def differentiates_every_sample(self) -> bool:
-        return self.subtracts_control_variate
+        It is decided by the state before the epoch, so that the epoch's samples do not decide about themselves.
+        """
+        return False
 
     @abstractmethod
     def weights(self, rollout: Rollout, state: State) -> Tensor:
@@ -196,9 +194,9 @@ class WeightedMethod(Method):
         module: nn.Module | None = None,
         total: Total = of_one_process,
     ) -> EpochLoss:
+        subtracts = self.subtracts_control_variate(state)
         state = self.advance(state, rollout)
-        weights = self.weights(rollout, state)
-        loss = WeightedLoss(rollout, weights, self.follows_policy, self.subtracts_control_variate)
+        loss = WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy, subtracts)
         return EpochLoss(loss, state, self.metrics(state))
 
     def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:

@@ -48,7 +48,6 @@ ENTITIES = Task(
                 "learning_rate": 3e-4,
                 "warmup_epochs": 5,
                 "decay_epochs": 18,
-                "replay": 3,
                 "save_every": 10,
                 "evaluation_contexts": 32,
                 "evaluation_samples": 8,

@@ -65,8 +65,6 @@ NUMBERS = Task(
                 "learning_rate": 1.5e-4,
                 "warmup_epochs": 5,
                 "decay_epochs": 20,
-                "control_variate": True,
-                "replay": 3,
                 "save_every": 10,
                 "evaluation_contexts": 48,
                 "evaluation_samples": 8,
