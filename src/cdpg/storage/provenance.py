@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import re
@@ -215,6 +216,12 @@ def how_to_resume(command: str | None) -> str:
 
 def versions() -> dict[str, str]:
     """Installed versions of Python and of the packages that results depend on."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    """The same, read once: it takes as long as some epochs of a small model."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
