@@ -137,6 +137,10 @@ class CDPGConfig:
     """Whether to show what a constraint prints in a worker, a few lines at a time; in the training process
     (``check_workers`` 0) it is printed directly."""
 
+    prune: bool = True
+    """End a sample once its constraint says that nothing can follow and satisfy it (its function ``hopeless``), since b
+    is 0 in any case. Evaluations, and methods that need whole samples, draw them to their end."""
+
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
