@@ -137,6 +137,10 @@ class CDPGConfig:
     """Whether to show what a constraint prints in a worker, a few lines at a time; in the training process
     (``check_workers`` 0) it is printed directly."""
 
+    prune: bool = True
+    """End a sample once its constraint says that nothing can follow and satisfy it (its function ``hopeless``), since b
+    is 0 in any case. Evaluations, and methods that need whole samples, draw them to their end."""
+
     keep: Literal["last", "best"] | None = None
     """Which model the run ends with: the last one, or that of the epoch with the largest gain on the contexts set aside
     (``validation_contexts``). By default ``best`` if there are held-out contexts and the method aims at the ideal

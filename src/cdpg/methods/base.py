@@ -94,7 +94,7 @@ class Method(ABC):
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
     scores_every_sample: ClassVar[bool] = False
-    """Whether the base must score the samples with b = 0 too."""
+    """Whether the base must score the samples with b = 0 too. They are then drawn to their end (no pruning)."""
 
     @property
     def differentiates_every_sample(self) -> bool:

@@ -120,7 +120,7 @@ def set_up(
         raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
     measure = measure or TextMeasure()
     refuse_stopped_beams(measure, stop)
-    judge = Judge(constraints, Limits.of(config, processes_here()))  # first: it may fork
+    judge = Judge(constraints, Limits.of(config, processes_here()), prunes=config.prune)  # first: it may fork
     everything = as_chats(load_contexts(train_dataset), config.chat, config.system)
     eval_contexts = _held_out(eval_dataset, config)
     judge.require_columns(everything)
