@@ -280,12 +280,12 @@ def test_a_run_counts_its_replayed_steps_apart(tmp_path: Path) -> None:
     assert found[0][1]["loss"] != found[1][1]["loss"], "the policy has moved further"
 
 
-def test_an_epoch_replays_only_if_the_one_before_has_raised_the_gain(tmp_path: Path) -> None:
+def test_an_epoch_replays_only_if_the_model_before_it_is_the_one_to_keep(tmp_path: Path) -> None:
     """Before the first epoch the base is the best model."""
     trainer(tmp_path, learning_rate=1.0, epochs=12).train()
     records = list(read_jsonl(tmp_path / "metrics.jsonl"))
     gains = [0.0, *(record["gain_validation"] for record in records)]
-    expected = [gains[e] == max(gains[: e + 1]) and gains[e] not in gains[:e] for e in range(12)]
+    expected = [gains[e] == max(gains[: e + 1]) for e in range(12)]  # a single context: no noise is known
     assert [record["steps_replayed"] > 0 for record in records] == expected
     assert 0 < sum(expected) < 12, "both happen, or this shows nothing"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +18,7 @@ from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import UserError
 from cdpg.methods import METHODS, make_method
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.training.validation import keeps_best, set_aside
+from cdpg.training.validation import Best, keeps_best, set_aside
 from enumeration import LETTERS, MAX_LENGTH, SharedTable, contexts_of
 from noticed import noticed
 
@@ -94,13 +96,48 @@ def kept(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_model_with_the_largest_gain_is_kept(tmp_path: Path) -> None:
-    """With a rate that is far too large later epochs are worse, and the model is that of the best one."""
+def chosen(gains: list[list[float]]) -> int:
+    """The epoch that is kept, by an independent computation: gains by epoch, of each context, the base's first."""
+    peak, kept_epoch = np.array(gains[0]), 0
+    for epoch, values in enumerate(gains[1:], start=1):
+        gap = np.array(values) - peak
+        noise = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
+        if gap.mean() >= -noise:
+            kept_epoch = epoch
+        if gap.mean() > 0:
+            peak = np.array(values)
+    return kept_epoch
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ([[0, 0], [1, 1], [2, 2]], 2),
+        ([[0, 0], [1, 1], [0.5, 0.5]], 1),  # surely worse, in both contexts alike
+        ([[0, 0], [1, 1], [0.5, 1.4]], 2),  # worse by less than its noise
+        ([[0, 0], [3, 3], [2.9, 2.98], [2.5, 3.1], [2.4, 2.5]], 3),  # compared with the largest, not the one before
+        ([[0, 0], [-1, -1.1], [-2, -2.1]], 0),
+        ([[0.0], [1.0], [0.9], [1.0]], 3),  # a single context has no noise that is known
+    ],
+)
+def test_the_latest_model_that_is_not_surely_worse_is_kept(
+    tmp_path: Path, gains: list[list[float]], expected: int
+) -> None:
+    validation = trainer(tmp_path).validation
+    best = Best(0, 0.0, {}, tuple(gains[0]))
+    for epoch, values in enumerate(gains[1:], start=1):
+        best = validation.better(best, epoch, torch.tensor(values, dtype=torch.float64))
+    assert best.epoch == expected == chosen(gains)
+    assert best.gain == pytest.approx(np.mean(gains[expected]))
+
+
+def test_the_model_that_is_kept_is_that_of_its_epoch(tmp_path: Path) -> None:
+    """With a rate that is far too large later epochs are worse. One context decides: the largest gain is kept."""
     made = trainer(tmp_path, rate=1.5)
     made.train()
     lines = list(read_jsonl(tmp_path / "metrics.jsonl"))
     gains = [0.0, *(line["gain_validation"] for line in lines)]
-    best = max(range(len(gains)), key=gains.__getitem__)
+    best = chosen([[gain] for gain in gains])
     assert best < 6, "the last is not the best, or this shows nothing"
     assert kept(tmp_path) == {"keep": "best", "epoch": best, "gain_validation": gains[best]}
     weights = load_file(tmp_path / "model" / "model.safetensors")["table"]
@@ -115,7 +152,7 @@ def test_the_model_with_the_largest_gain_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_last_model_is_kept_where_that_is_asked(tmp_path: Path) -> None:
-    trainer(tmp_path, rate=1.5, keep="last").train()
+    trainer(tmp_path, rate=1.5, keep="last", replay=0).train()
     last = load_file(tmp_path / "checkpoints" / "epoch-000006" / "weights.safetensors")["policy.table"]
     assert torch.equal(load_file(tmp_path / "model" / "model.safetensors")["table"], last)
     assert kept(tmp_path) == {"keep": "last", "epoch": 6, "gain_validation": None}

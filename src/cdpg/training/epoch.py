@@ -87,10 +87,12 @@ class Epoch:
     def validate(self, state: RunState) -> tuple[float | None, RunState]:
         """The gain on the contexts set aside, if there are any, and the state with the best model so far."""
         parts = self._parts
-        gain = parts.validation.gain(self._config.tokens_per_pass)
-        if gain is not None:
-            self._watch.lap("validation")
-        return gain, replace(state, best=parts.validation.better(state.best, self._number, gain))
+        gains = parts.validation.gains(self._config.tokens_per_pass)
+        if gains is None or state.best is None:
+            return None, state
+        best = parts.validation.better(state.best, self._number, gains)
+        self._watch.lap("validation")
+        return float(gains.mean()), replace(state, best=best)
 
     def record(self, rollout: Rollout, summary: StepSummary, gain: float | None) -> dict[str, Any]:
         """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks.

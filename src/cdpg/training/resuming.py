@@ -65,7 +65,7 @@ def begin_validation(parts: Parts, state: RunState, config: CDPGConfig, done: in
     parts.validation.begin(config, check_stop)
     if done or not parts.validation.is_measured:
         return state
-    return replace(state, best=parts.validation.better(None, 0, 0.0))
+    return replace(state, best=parts.validation.of_base())
 
 
 def begin_callbacks(parts: Parts, callbacks: Callbacks, config: CDPGConfig, done: int) -> None:

@@ -59,7 +59,7 @@ class Saver:
             return "last", done, None
         self.parts.validation.use(best)
         if best.epoch:
-            _log.info(f"the model of epoch {best.epoch} is kept: its gain on the contexts set aside is the largest")
+            _log.info(f"the model of epoch {best.epoch} is kept, by the gain on the contexts set aside")
         else:
             _log.warning(
                 "no epoch came nearer to the ideal model than the base, by the gain on the contexts set aside: the "

@@ -21,7 +21,7 @@ class RunState:
     method: State
     replay: ReplayBuffer
     best: Best | None = None
-    """The model with the largest gain on the contexts set aside; None before the first measurement."""
+    """The model to keep, by the gain on the contexts set aside; None without such contexts."""
 
     @classmethod
     def begin(cls, method: Method) -> RunState:
@@ -35,11 +35,13 @@ class RunState:
         return cls(
             checkpoint.state["objective"],
             ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {})),
-            None if best is None else Best(best["epoch"], best["gain"], checkpoint.tensors["best"]),
+            None
+            if best is None
+            else Best(best["epoch"], best["gain"], checkpoint.tensors["best"], tuple(best["peak"])),
         )
 
     def is_improving(self, epoch: int) -> bool:
-        """Whether the gain on the contexts set aside was largest after the epoch before ``epoch``.
+        """Whether the model of the epoch before ``epoch`` is the one to keep, by the gain on the contexts set aside.
 
         False without such contexts: nothing then shows whether more steps on the same samples help on others.
         """
@@ -47,8 +49,9 @@ class RunState:
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint stores as JSON."""
-        best = None if self.best is None else {"epoch": self.best.epoch, "gain": self.best.gain}
-        return {"objective": dict(self.method), "best": best}
+        best = self.best
+        kept = None if best is None else {"epoch": best.epoch, "gain": best.gain, "peak": list(best.peak)}
+        return {"objective": dict(self.method), "best": kept}
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint stores as tensors, by file."""

@@ -65,7 +65,7 @@ class CDPGTrainer(TakesCallbacks):
         self.judge, self.processes, self.folder, self.evaluator = (
             parts.judge, parts.processes, parts.folder, parts.evaluator,
         )  # fmt: skip
-        self.contexts, self.eval_contexts = parts.contexts, parts.eval_contexts
+        self.contexts, self.eval_contexts, self.validation = parts.contexts, parts.eval_contexts, parts.validation
         self.policy, self.base = parts.policy, parts.base
         self.method, self.optimizer = parts.method, parts.optimizer
         self._state = parts.initial_state()

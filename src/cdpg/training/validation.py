@@ -51,12 +51,18 @@ def set_aside(contexts: Sequence[Context], config: CDPGConfig, decides: bool) ->
 
 @dataclass(frozen=True)
 class Best:
-    """The model with the largest gain so far."""
+    """The model to keep so far: the latest whose gain is not below the largest by more than its noise.
+
+    The noise is the standard error of the difference, paired by context. Without it the choice would follow the noise
+    of a small set of contexts, and prefer an early model to a later one that is as good and satisfies more often.
+    """
 
     epoch: int
     gain: float
     weights: Mapping[str, Tensor]
     """Copies on the CPU, by the parameters' names."""
+    peak: tuple[float, ...]
+    """The gain of each context after the epoch with the largest mean."""
 
 
 class Validation:
@@ -96,17 +102,25 @@ class Validation:
                 "kept, and nothing is replayed; raise gain_draws to find some"
             )
 
-    def gain(self, tokens_per_pass: int) -> float | None:
-        """The policy's mean gain over the contexts with a sample of the ideal model; None if none has one."""
+    def gains(self, tokens_per_pass: int) -> Tensor | None:
+        """The policy's gain in each context with a sample of the ideal model; None if there is none."""
         if self._ideal is None or not self.is_measured:
             return None
-        return float(self._ideal.gain(self._sampler.policy, self._sampler.processes, tokens_per_pass).nanmean())
+        found = self._ideal.gain(self._sampler.policy, self._sampler.processes, tokens_per_pass)
+        return found[~found.isnan()]
 
-    def better(self, best: Best | None, epoch: int, gain: float | None) -> Best | None:
-        """The better of the best model so far and the policy after ``epoch``, whose gain is given."""
-        if gain is None or (best is not None and gain <= best.gain):
+    def of_base(self) -> Best:
+        """The base, which is the best model before the first epoch: its gain is 0."""
+        return Best(0, 0.0, self._trainable.copied_weights(), (0.0,) * self._covered)
+
+    def better(self, best: Best, epoch: int, gains: Tensor) -> Best:
+        """The model to keep after ``epoch``: the policy, whose gains are given, or the best one so far."""
+        gap = gains - gains.new_tensor(best.peak)
+        noise = float(gap.std()) / len(gap) ** 0.5 if len(gap) > 1 else 0.0
+        peak = tuple(gains.tolist()) if gap.mean() > 0 else best.peak
+        if gap.mean() < -noise:
             return best
-        return Best(epoch, gain, self._trainable.copied_weights())
+        return Best(epoch, float(gains.mean()), self._trainable.copied_weights(), peak)
 
     def use(self, best: Best) -> None:
         """Give the policy the weights of the best model."""
