@@ -44,6 +44,8 @@ SETTINGS: dict[str, Any] = {
     "log_samples": 24,  # all
 }
 TECHNICAL = {
+    "control_variate": "false",  # the paper's estimator
+    "replay": 0,
     "dtype": "float64",
     "device": "cpu",
     "rows_per_pass": 17,  # several chunks, whose rows are not in the order of the contexts

@@ -71,7 +71,7 @@ class CDPG(WeightedMethod):
         return self.settings.control_variate
 
     def subtracts_control_variate(self, state: State) -> bool:
-        return self.settings.control_variate and state["satisfying"] >= OFTEN
+        return self.settings.control_variate and state.get("satisfying", 0.0) >= OFTEN
 
     @property
     def replay(self) -> int:
