@@ -143,8 +143,8 @@ class CDPGConfig:
 
     keep: Literal["last", "best"] | None = None
     """Which model the run ends with: the last one, or the latest whose gain on the contexts set aside
-    (``validation_contexts``) is not below the largest by more than its noise. By default ``best`` if there are held-out
-    contexts and the method aims at the ideal model, else ``last``."""
+    (``validation_contexts``) is not below the largest by more than its noise. By default ``best`` for method ``cdpg``
+    if there are held-out contexts, else ``last``."""
     validation_contexts: int | None = None
     """Contexts to tune on that are set aside: which model is kept, and how much is replayed, is decided on them. They
     are not held out for evaluation. By default a tenth, at most 64, and none of fewer than 50. If nothing is to be

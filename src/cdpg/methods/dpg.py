@@ -26,7 +26,6 @@ class DPG(WeightedMethod):
     description = "distributional policy gradients with one constant for all contexts"
     style = Style("#a85d0c", "#e08a4a", "s", (5.0, 1.5))
     targets_p = True
-    chooses_epoch = True
 
     def begin(self) -> State:
         """The sum of P_c(x)/q(x|c), and over how many samples."""
