@@ -116,6 +116,7 @@ def set_up(
     tuned_on = frozenset(prompt_digests(contexts))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, tuned_on)
     method = make_method(config)
+    from_base = method.proposal == "base"
     module = method.make_module(policy)
     parameters = trainable_parameters(policy, module)
     optimizer = make_optimizer(parameters, config)
@@ -136,7 +137,7 @@ def set_up(
         prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
         stream=ContextStream(contexts, config.seed),
-        sampler=Sampler(policy, base, judge, config, processes, stop),
+        sampler=Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base),
         journal=Journal(folder, trainable, origin),
         evaluations=PolicyEvaluations(evaluator, policy, about),
         notices=RunNotices(failures, config.num_generations),
