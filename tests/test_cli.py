@@ -266,6 +266,7 @@ def test_the_report_is_written_before_anything_is_printed(tmp_path: Path, monkey
 
 FIGURE = {"mean": 0.41, "low": 0.38, "high": 0.44}
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
+EVERY_METHOD = ["cdpg", "dpg", "rft", "raft", "reinforce", "rloo", "ziegler"]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +287,23 @@ def test_a_table_of_many_models_is_never_broken_within_a_figure(terminal: bool, 
     assert rows == [[cell] * 5 for cell in cells] * 2
     assert max(map(len, lines)) <= width or not terminal
     assert any("wider terminal" in line for line in lines) == (cells == ["0.410"])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([], list(METHODS)), (["--methods", "all"], EVERY_METHOD), (["--methods", "rft, cdpg,rft"], ["rft", "cdpg"])],
+)
+def test_the_methods_of_a_comparison(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], expected: list[str]
+) -> None:
+    def look(job: Any, runs: list[comparison.ComparisonRun], resume: bool) -> None:
+        raise UserError(" ".join(run.name for run in runs))
+
+    monkeypatch.setattr(comparison, "require_place", look)
+    monkeypatch.chdir(workplace)
+    contexts = ["--contexts", "contexts.csv", "--prompt-column", "source"]
+    words = ["compare", "--model", "llama", *contexts, "--constraint", "test_preflight:even", *given]
+    assert str(CliRunner().invoke(app, words).exception).split() == expected
 
 
 def compared(folder: Path, *methods: str) -> tuple[Job, list[comparison.ComparisonRun]]:
@@ -434,16 +452,18 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert completions(completion.complete_run, "ru") == ["runs"]
     assert completions(completion.complete_run, "runs/") == ["runs/short"]
     assert completions(completion.complete_run, "none/x") == []
-    assert completions(completion.complete_method, "") == ["cdpg", "dpg", "reinforce", "ziegler"]
+    assert completions(completion.complete_method, "") == EVERY_METHOD
     assert completions(completion.complete_methods, "cdpg,d") == ["cdpg,dpg"]
-    assert completions(completion.complete_methods, "cdpg,") == ["cdpg,dpg", "cdpg,reinforce", "cdpg,ziegler"]
+    assert completions(completion.complete_methods, "cdpg,") == [f"cdpg,{name}" for name in EVERY_METHOD[1:]]
+    assert completions(completion.complete_methods, "a") == ["all"]
+    assert completions(completion.complete_methods, "cdpg,a") == []
     assert completions(completion.complete_preset, "p") == ["paper"]
     assert completions(completion.complete_setting, "num_") == ["num_generations="]
 
 
 @pytest.mark.parametrize("option", ["--preset", "--method"])
 def test_options_are_completed_too(tmp_path: Path, option: str) -> None:
-    expected = {"--preset": ["tiny", "paper"], "--method": ["cdpg", "dpg", "reinforce", "ziegler"]}[option]
+    expected = {"--preset": ["tiny", "paper"], "--method": EVERY_METHOD}[option]
     assert completed(tmp_path, f"cdpg run code-pep8 {option} ") == expected
 
 

@@ -88,7 +88,9 @@ Preset = Annotated[
     typer.Option(help="A task's scale: tiny (offline, the default) or paper.", autocompletion=complete_preset),
 ]
 Method = Annotated[str | None, typer.Option(help=f"{any_of(METHODS)}.", autocompletion=complete_method)]
-Methods = Annotated[str, typer.Option(help="Methods to compare, separated by commas.", autocompletion=complete_methods)]
+Methods = Annotated[
+    str, typer.Option(help="Methods to compare, separated by commas, or all.", autocompletion=complete_methods)
+]
 Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
 Contexts = Annotated[
     str | None, typer.Option(help="File of contexts (CSV, TSV, JSONL, JSON, text); for code also a folder.")

@@ -59,8 +59,9 @@ def report_path(runs: list[Path], output: Path) -> str:
 
 def _epoch_table(record: dict[str, Any]) -> Table:
     table = Table(title=f"epoch {record['epoch']}")
-    length = "mean length, pruned ones left out" if record.get("pruned") else "mean length"
-    for column in ("satisfaction", "coverage", "KL(p, π)", length):
+    whose = " of the base" if record.get("samples_of_base") else ""
+    kept = ", pruned ones left out" if record.get("pruned") else ""
+    for column in (f"satisfaction{whose}", "coverage", "KL(p, π)", f"mean length{whose}{kept}"):
         table.add_column(column, justify="right")
     forms = {"satisfaction": ".3f", "coverage": ".2f", "kl_target_policy": ".3f", "length": ".1f"}
     table.add_row(*("–" if record[key] is None else format(record[key], form) for key, form in forms.items()))

@@ -12,12 +12,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cdpg.cli.completion import ALL
 from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import finish_run, plan, quiet_transformers, report_path, show
 from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.held_out import contexts_in_words, on_few
 from cdpg.jobs.job import Job
+from cdpg.methods import METHODS
 from cdpg.storage.overwriting import require_place
 from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import known_metrics
@@ -88,6 +90,8 @@ def compare(
       cdpg compare code-compilability
 
       cdpg compare translation-numbers --methods cdpg,reinforce --seeds 3
+
+      cdpg compare translation-numbers --methods all --jobs 2
     """
     names = _method_names(methods)
     job = _overwriting(job) if overwrite else job
@@ -118,7 +122,9 @@ def _overwriting(job: Job) -> Job:
 
 
 def _method_names(methods: str) -> list[str]:
-    """Methods separated by commas, each once; an unknown one is refused before anything runs."""
+    """Methods separated by commas, each once, or all; an unknown one is refused before anything runs."""
+    if methods.strip() == ALL:
+        return list(METHODS)
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     for name in names or [""]:
         CDPGConfig.from_mapping({"method": name})

@@ -88,8 +88,7 @@ def draw_ideal_samples(
             size = min(ROUND, draws - done)
             drawing = replace(sampler, config=settings.replace(num_generations=size, batch_size=None))
             chosen = [contexts[i] for i in missing], [prompts[i] for i in missing]
-            with sampler.base.as_base():
-                rollout = drawing.draw(number, *chosen, False, Stopwatch(), name)  # samples that fail may be pruned
+            rollout = drawing.draw(number, *chosen, False, Stopwatch(), name)  # samples that fail may be pruned
         accepted = accepts(rollout, UniformStream(settings.seed, f"{name}-accept", number))
         parts.append(_accepted(rollout, accepted, missing, len(contexts)))
         counts[torch.tensor(missing)] += accepted.sum(dim=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from cdpg.config import CDPGConfig, MethodSettings, add_method, remove_method
 
@@ -93,6 +93,8 @@ class Method(ABC):
     """Whether by default the model of the epoch with the largest gain is kept, if there are held-out contexts."""
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
+    proposal: ClassVar[Literal["policy", "base"]] = "policy"
+    """Which model draws its samples."""
     scores_every_sample: ClassVar[bool] = False
     """Whether the base must score the samples with b = 0 too. They are then drawn to their end (no pruning)."""
 

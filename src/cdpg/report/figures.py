@@ -73,6 +73,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
             )
     if names:
         return
+    of_base = _samples_of_base(study)
     for name in ("satisfaction", "kl_target_policy", "coverage", "length"):
         lines = _lines(study, lambda group, name=name: logged(group, name, clock))
         if lines:
@@ -81,9 +82,16 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
             yield Chart(
                 f"training-{stem(name)}",
                 capital(metric.label),
-                f"{metric.meaning} From the training samples{', those left out that were pruned' if pruned else ''}.",
+                f"{metric.meaning} From the training samples"
+                f"{', those left out that were pruned' if pruned else ''}.{of_base}",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric)),
             )
+
+
+def _samples_of_base(study: Study) -> str:
+    """A sentence on the runs whose training samples the base has drawn; empty if there is none."""
+    labels = [group.label for group in study.groups if any(run.samples_base for run in group.runs)]
+    return f" Those of {' and '.join(labels)} are the base's own, whatever it has learnt." if labels else ""
 
 
 def _cost_of_constraint(study: Study) -> Iterator[Chart]:

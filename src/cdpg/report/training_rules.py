@@ -140,8 +140,14 @@ def uneven_weights(
     yield Finding(level, label, "Weights are degenerate" if degenerate else "Weights are uneven", text, advice)
 
 
-def still_moving(label: str, satisfaction: Sequence[float]) -> Iterator[Remark]:
-    """Whether the last tenth of the run differs from the tenth before it by more than chance."""
+def still_moving(label: str, satisfaction: Sequence[float], of_base: bool = False) -> Iterator[Remark]:
+    """Whether the last tenth of the run differs from the tenth before it by more than chance.
+
+    ``of_base``: the base has drawn the training samples.
+    """
+    if of_base:
+        yield Unjudged(label, MOVING, "its training samples are the base's, whatever it has learnt")
+        return
     epochs = len(satisfaction)
     if epochs < LEAST_EPOCHS:
         why = f"a run of {epochs:,} epoch{'s' * (epochs != 1)} is too short: {LEAST_EPOCHS} are needed"

@@ -15,7 +15,7 @@ from cdpg.rollout.sampler import Stopwatch
 from cdpg.system.threads import CoreWatch
 from cdpg.training.nonfinite import keep_refused
 from cdpg.training.optimization import StepSummary, Updater
-from cdpg.training.records import metrics_record, sample_records
+from cdpg.training.records import OF_BASE, metrics_record, sample_records
 from cdpg.training.replay import Replay
 from cdpg.training.setup import Parts
 from cdpg.training.state import RunState
@@ -34,7 +34,7 @@ class Epoch:
         self.cores = CoreWatch()
 
     def sample(self) -> Rollout:
-        """Draw contexts c and samples x ~ π(·|c), judge them, b(x,c), and score them, log a(x|c)."""
+        """Draw contexts c and samples x ~ q(·|c), judge them, b(x,c), and score them, log a(x|c)."""
         parts, number = self._parts, self._number
         chosen = parts.stream.draw(number - 1, self._config.contexts_per_epoch)
         contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
@@ -103,6 +103,7 @@ class Epoch:
         record = metrics_record(rollout, summary, config.rate(self._number), config.partition_epsilon)
         if gain is not None:
             record["gain_validation"] = gain
+        record |= OF_BASE if parts.sampler.policy_is_base else {}
         record["seconds"] = time.perf_counter() - self._started
         record |= {f"seconds_{stage}": seconds for stage, seconds in self._watch.seconds.items()}
         if parts.is_main:

@@ -30,6 +30,7 @@ def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
     """
     samples, method = config.samples_per_epoch, make_method(config)
     scored = samples if method.scores_every_sample else samples * satisfying
+    scored = 0.0 if method.proposal == "base" else scored  # log a is known when a token is drawn
     differentiated = samples if method.differentiates_every_sample else samples * satisfying
     waiting = max(pace.sampling, pace.constraint)
     return samples * waiting + scored * pace.scoring + differentiated * method.passes * pace.gradient

@@ -149,13 +149,14 @@ def set_up(
     )  # fmt: skip
     about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
     failures = FailureLog(folder.failures, config.check_failures, processes)
-    sampler = Sampler(policy, base, judge, config, processes, stop)
+    from_base = method.proposal == "base"
+    sampler = Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base)
     return Parts(
         judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
         prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
         stream=ContextStream(contexts, config.seed), sampler=sampler,
-        validation=Validation(sampler, trainable, *aside), keeps_best=best and bool(aside[0]),
+        validation=Validation(sampler, policy, trainable, *aside), keeps_best=best and bool(aside[0]),
         journal=Journal(folder, trainable, origin),
         evaluations=PolicyEvaluations(evaluator, policy, about),
         notices=RunNotices(failures, config.num_generations),

@@ -99,7 +99,7 @@ class CDPGTrainer(TakesCallbacks):
             for number in range(done + 1, self.args.epochs + 1):
                 self._callbacks.epoch_begin()
                 epoch = Epoch(number, self._parts, self._updater, self.args, self._rescue_of(number - 1))
-                samples = epoch.sample()  # contexts c, samples x ~ π(·|c), verdicts b(x,c), scores log a(x|c)
+                samples = epoch.sample()  # contexts c, samples x ~ q(·|c), verdicts b(x,c), scores log a(x|c)
                 summary, self._state = epoch.update(samples, self._state)  # θ ← θ + α · w(x,c) · ∇log π(x|c)
                 gain, self._state = epoch.validate(self._state)  # E_p[log π − log a] on the contexts set aside
                 record = epoch.record(samples, summary, gain)

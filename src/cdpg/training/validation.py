@@ -17,7 +17,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.contexts.splitting import split
 from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
 from cdpg.methods.base import Method
-from cdpg.models.base import PromptTokens
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
 from cdpg.rollout.sampler import Sampler
 from cdpg.storage.snapshot import Trainable
@@ -72,9 +72,14 @@ class Validation:
     """
 
     def __init__(
-        self, sampler: Sampler, trainable: Trainable, contexts: Sequence[Context], prompts: Sequence[PromptTokens]
+        self,
+        sampler: Sampler,
+        policy: LanguageModel,
+        trainable: Trainable,
+        contexts: Sequence[Context],
+        prompts: Sequence[PromptTokens],
     ) -> None:
-        self._sampler, self._trainable = sampler, trainable
+        self._sampler, self._policy, self._trainable = sampler, policy, trainable
         self._contexts, self._prompts = contexts, prompts
         self._ideal: IdealSamples | None = None
         self._covered = 0
@@ -106,7 +111,7 @@ class Validation:
         """The policy's gain in each context with a sample of the ideal model; None if there is none."""
         if self._ideal is None or not self.is_measured:
             return None
-        found = self._ideal.gain(self._sampler.policy, self._sampler.processes, tokens_per_pass)
+        found = self._ideal.gain(self._policy, self._sampler.processes, tokens_per_pass)
         return found[~found.isnan()]
 
     def of_base(self) -> Best:
