@@ -229,3 +229,18 @@ class _Row:
 
     def log_prob(self) -> Tensor:
         return self.scores.log_prob()[self.row : self.row + 1]  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_samples_of_an_epoch_do_not_decide_about_their_own_control_variate() -> None:
+    """All samples satisfy, and none of the epoch before: nothing is subtracted yet."""
+    base = tabular(3)
+    universe = Universe.of(base, contexts_of(3))
+    log_a = universe.log_prob(base)
+    rollout = universe.epoch(torch.ones_like(log_a), log_a, log_a)
+    made = method(control_variate=True)
+    first = made.epoch_loss(made.begin(), rollout, base)
+    second = made.epoch_loss(first.state, rollout, base)
+    rows = universe.samples.rows(universe.rows)
+    scores = base.score(list(universe.samples.prompts), rows)
+    assert float(first.samples.loss(universe.rows, scores)) > 1.0
+    assert abs(float(second.samples.loss(universe.rows, scores))) < 1e-9, "w − π/q is 0 where the policy is p"
