@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,13 @@ def make_epoch(number: int = 7) -> Rollout:
     )  # fmt: skip
 
 
+def pruned_epoch() -> Rollout:
+    """The same with two samples that were ended early, one of which has a verdict in each of two contexts."""
+    epoch, pruned = make_epoch(), torch.zeros(CONTEXTS, SAMPLES, dtype=torch.bool)
+    pruned[0, 2] = pruned[1, 3] = True
+    return replace(epoch, pruned=pruned, samples=replace(epoch.samples, pruned=pruned))
+
+
 def ratios() -> list[np.ndarray]:
     """P/q of the valid samples of every context that has some."""
     with np.errstate(divide="ignore"):
@@ -107,6 +115,7 @@ def test_an_epochs_line() -> None:
         "steps_skipped": 2,
         "steps_nonfinite": 1,
         "samples": CONTEXTS * SAMPLES,
+        "pruned": 0.0,
         "tokens": LENGTHS.sum(),
         "checks_failed": 7,
         "not_applicable": 1,
@@ -117,6 +126,24 @@ def test_an_epochs_line() -> None:
         "checks_exhausted_size": 1,
     }
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_samples_that_were_ended_early_have_a_verdict_and_no_length() -> None:
+    summary = StepSummary(loss=1.5, grad_norm=0.25, steps=3, skipped=2)
+    whole, found = (metrics_record(epoch, summary, 0.125, EPSILON) for epoch in (make_epoch(), pruned_epoch()))
+    kept = VALID.copy()
+    kept[0, 2] = kept[1, 3] = False
+    assert found == {**whole, "pruned": 0.1, "length": pytest.approx(LENGTHS[kept].mean(), rel=1e-12)}
+    assert found["length"] != whole["length"]
+
+
+def test_samples_that_were_ended_early_are_not_logged() -> None:
+    logged = sample_records(pruned_epoch(), CONTEXTS * SAMPLES, seed=0)
+    assert len(logged) == CONTEXTS * SAMPLES - 2
+    assert not {(10, 2), (20, 3)} & {(record["row"], record["sample"]) for record in logged}
+    whole = [(r["row"], r["sample"]) for r in sample_records(make_epoch(), CONTEXTS * SAMPLES, seed=0)]
+    assert [(r["row"], r["sample"]) for r in logged] == [place for place in whole if place not in {(10, 2), (20, 3)}]
+    assert len(sample_records(pruned_epoch(), 5, seed=0)) == 5
 
 
 def test_logged_samples_hold_what_their_weights_are_made_of() -> None:

@@ -25,6 +25,7 @@ import torch
 from accelerate import Accelerator
 
 import naughty
+import prefix_rules
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.constraints.judge import Judge, Verdicts
 from cdpg.contexts.contexts import Context
@@ -841,3 +842,22 @@ def test_an_answer_that_fits_no_sample_is_a_failure_and_no_notice(limits: Limits
         failures = judge.collect(judge.submit(contexts, ["a", "b"], [[0], [0]])).failures
     assert ["it returned None, and a list" in str(failure) for failure in failures.values()] == [True, True]
     assert notices == []
+
+
+def test_an_urgent_batch_comes_before_those_that_wait(tmp_path: Path) -> None:
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    with pool(prefix_rules.noting, limits=Limits(workers=1, seconds=60.0)) as made:
+        batches = [made.submit(prefix_rules.noting, [f"wait {gate}"])]
+        batches.append(made.submit(prefix_rules.noting, [f"note {log} patient"]))
+        batches.append(made.submit(prefix_rules.noting, [f"note {log} urgent"], urgent=True))
+        gate.touch()
+        for batch in batches:
+            made.collect(batch)
+    assert log.read_text().split() == ["urgent", "patient"]
+
+
+def test_a_quick_sample_alone_needs_no_new_worker() -> None:
+    with pool(prefix_rules.whereabouts, limits=Limits(workers=1, seconds=60.0)) as made:
+        made.collect(made.submit(prefix_rules.whereabouts, ["x"] * 20))
+        found = [made.collect(made.submit(prefix_rules.whereabouts, ["x"])).values[0] for _ in range(4)]
+    assert len(set(found)) == 1

@@ -59,7 +59,8 @@ def report_path(runs: list[Path], output: Path) -> str:
 
 def _epoch_table(record: dict[str, Any]) -> Table:
     table = Table(title=f"epoch {record['epoch']}")
-    for column in ("satisfaction", "coverage", "KL(p, π)", "mean length"):
+    length = "mean length, pruned ones left out" if record.get("pruned") else "mean length"
+    for column in ("satisfaction", "coverage", "KL(p, π)", length):
         table.add_column(column, justify="right")
     forms = {"satisfaction": ".3f", "coverage": ".2f", "kl_target_policy": ".3f", "length": ".1f"}
     table.add_row(*("–" if record[key] is None else format(record[key], form) for key, form in forms.items()))

@@ -18,13 +18,12 @@ from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.held_out import contexts_in_words, on_few
 from cdpg.jobs.job import Job
-from cdpg.methods import METHODS
 from cdpg.storage.overwriting import require_place
 from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import known_metrics
 
 _log = logging.getLogger(__name__)
-_ALL_METHODS = ",".join(METHODS)
+_PAPERS_METHODS = "cdpg,dpg,reinforce,ziegler"
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder; without effect on --resume.")
@@ -74,7 +73,7 @@ def run(
 @makes_job("compare-{task}", "method")
 def compare(
     job: Job,
-    methods: Methods = _ALL_METHODS,
+    methods: Methods = _PAPERS_METHODS,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each with its share of the cores.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,25 @@ class StopRule(Protocol):
         """The text up to where the rule ends the completion; None if it does not end yet."""
 
 
+class Pruning(Protocol):
+    """Watches the rows of one pass grow, and says which of them need no more tokens."""
+
+    def hopeless(
+        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], text: Callable[[int, Sequence[int]], str]
+    ) -> Collection[int]:
+        """Those of the unfinished rows that end here, since b = 0 whatever follows; called after each token.
+
+        ``tokens`` has what is drawn, by row; ``text`` decodes tokens of a row.
+        """
+
+    def close(self) -> None:
+        """The pass is over."""
+
+
+Prune = Callable[[Sequence[int]], Pruning]
+"""Watches a pass, given its rows as :class:`Chunk` numbers them."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Rows that were sampled side by side; ``row`` is ``slot · M + sample``, where a slot is a context's index."""
@@ -40,6 +59,16 @@ class Chunk:
     token_log_q: tuple[tuple[float, ...], ...]
     ended: tuple[bool, ...]
     texts: tuple[str, ...]
+    pruned: tuple[bool, ...] = ()
+    """Whether each row was ended early; empty if none was."""
+
+    def whole(self) -> Chunk:
+        """Without the rows that were ended early."""
+        if not self.pruned:
+            return self
+        kept = [place for place, pruned in enumerate(self.pruned) if not pruned]
+        parts = (self.row, self.tokens, self.token_log_q, self.ended, self.texts)
+        return Chunk(*(tuple(part[place] for place in kept) for part in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -58,6 +87,9 @@ class Samples:
     """``[context, sample, token]``, float64: log q of each token when it was drawn; 0 beyond the length."""
     ended: Tensor
     """``[context, sample]``: true where an end token or the stop rule ended it, false where the limit cut it."""
+    pruned: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
+    """``[context, sample]``, or one for all: whether it was ended early, since b = 0 whatever follows. Its tokens are a
+    beginning, and nothing else about it is known."""
 
     @property
     def log_q(self) -> Tensor:
@@ -72,6 +104,11 @@ class Samples:
         """The tokens that were drawn, the end token included. Tokenising the text again may give other tokens."""
         ids: list[int] = self.tokens[context, sample, : int(self.lengths[context, sample])].tolist()
         return ids
+
+    def text(self, row: int) -> str:
+        """The text of a flat row ``context · M + sample``."""
+        context, sample = divmod(row, self.shape[1])
+        return self.texts[context][sample]
 
     def with_log_q(self, token_log_q: Tensor) -> Samples:
         """The same samples with another log q."""
@@ -132,6 +169,7 @@ def sample_chunks(
     rows_per_pass: int,
     stop: StopRule | None = None,
     first_slot: int = 0,
+    prune: Prune | None = None,
 ) -> Iterator[Chunk]:
     """Sample every context ``samples_per_context`` times, at most ``rows_per_pass`` rows side by side.
 
@@ -145,7 +183,8 @@ def sample_chunks(
         for start in range(0, len(rows), rows_per_pass):
             part = np.array(rows[start : start + rows_per_pass])
             slots, index = np.unique(part // samples_per_context, return_inverse=True)
-            batch = _Batch(model, [prompts[slot] for slot in slots], index, max_length, stop)
+            pruning = None if prune is None else prune(part.tolist())
+            batch = _Batch(model, [prompts[slot] for slot in slots], index, max_length, stop, pruning)
             slot_of_row, sample_of_row = part // samples_per_context + first_slot, part % samples_per_context
             for position in range(max_length):
                 drawn = uniforms.draw(slot_of_row[batch.alive], sample_of_row[batch.alive], position)
@@ -164,12 +203,14 @@ class _Batch:
         context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
         max_length: int,
         stop: StopRule | None,
+        pruning: Pruning | None,
     ) -> None:
-        self.model, self.prompts, self.context, self.stop = model, prompts, context, stop
+        self.model, self.prompts, self.context, self.stop, self.pruning = model, prompts, context, stop, pruning
         self.alive = np.arange(len(context))
         self.tokens: list[list[int]] = [[] for _ in context]
         self.log_q: list[list[float]] = [[] for _ in context]
         self.ended = [False] * len(context)
+        self.pruned: set[int] = set()
         self.watched: dict[tuple[int, ...], bool] = {}
         self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
 
@@ -183,7 +224,11 @@ class _Batch:
             self.tokens[row].append(token)
             self.log_q[row].append(log_prob)
             self.ended[row] = token in self.model.end_ids or self._stopped(row)
-        living = [i for i, row in enumerate(self.alive) if not self.ended[row]]
+        living = [i for i, row in enumerate(self.alive.tolist()) if not self.ended[row]]
+        if self.pruning is not None and not last:
+            unfinished = self.alive[living].tolist()
+            self.pruned.update(self.pruning.hopeless(unfinished, self.tokens, self._text))
+            living = [i for i, row in zip(living, unfinished, strict=True) if row not in self.pruned]
         if last or not living:
             return False
         if len(living) < len(self.alive):
@@ -219,12 +264,15 @@ class _Batch:
         return text if cut is None else cut
 
     def chunk(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Chunk:
+        if self.pruning is not None:
+            self.pruning.close()
         return Chunk(
             row=tuple(rows.tolist()),
             tokens=tuple(map(tuple, self.tokens)),
             token_log_q=tuple(map(tuple, self.log_q)),
             ended=tuple(self.ended),
             texts=tuple(self._final_text(row) for row in range(len(self.tokens))),
+            pruned=tuple(row in self.pruned for row in range(len(self.tokens))) if self.pruned else (),
         )
 
 
@@ -257,6 +305,7 @@ def assemble(
         lengths=torch.tensor([len(chunk.tokens[i]) for chunk, i in ordered], dtype=torch.long).view(shape),
         token_log_q=torch.from_numpy(log_q).view(*shape, width),
         ended=torch.tensor([chunk.ended[i] for chunk, i in ordered], dtype=torch.bool).view(shape),
+        pruned=torch.tensor([any(chunk.pruned[i : i + 1]) for chunk, i in ordered], dtype=torch.bool).view(shape),
     )
 
 
@@ -270,11 +319,12 @@ def draw_samples(
     stop: StopRule | None = None,
     first_slot: int = 0,
     on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+    prune: Prune | None = None,
 ) -> Samples:
     """Sample every context ``samples_per_context`` times, as one record; ``on_chunk`` is called with each part."""
     chunks: list[Chunk] = []
     length, rows = config.max_completion_length, config.rows_per_pass
-    for chunk in sample_chunks(model, prompts, samples_per_context, length, uniforms, rows, stop, first_slot):
+    for chunk in sample_chunks(model, prompts, samples_per_context, length, uniforms, rows, stop, first_slot, prune):
         chunks.append(chunk)
         on_chunk(chunk)
     return assemble(contexts, prompts, chunks, samples_per_context)

@@ -77,10 +77,11 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
         lines = _lines(study, lambda group, name=name: logged(group, name, clock))
         if lines:
             metric = study.describe(name)
+            pruned = name == "length" and any(record.get("pruned") for run in study.runs for record in run.metrics)
             yield Chart(
                 f"training-{stem(name)}",
                 capital(metric.label),
-                f"{metric.meaning} From the training samples.",
+                f"{metric.meaning} From the training samples{', those left out that were pruned' if pruned else ''}.",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric)),
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from cdpg.constraints.judge import CheckFailure
@@ -49,6 +50,9 @@ class Rollout:
     """Counts over all processes, such as ``failed_timeout`` and ``exhausted_cpu``: failed and exhausted checks."""
     failures: Mapping[int, CheckFailure] = field(default_factory=dict)
     """Why a check failed, by row of this process."""
+    pruned: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
+    """``[context, sample]``, or one for all: whether it was ended early, since b = 0 whatever follows. Its log q and
+    its length are those of the tokens drawn."""
 
     @property
     def inapplicable(self) -> Tensor:

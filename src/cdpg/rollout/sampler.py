@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Chunk, Samples, StopRule, draw_samples
 from cdpg.models.scoring import score_samples
+from cdpg.rollout.pruning import Pruner
 from cdpg.rollout.rollout import Rollout
 from cdpg.sandbox.pool import KINDS
 from cdpg.system.distributed import Processes
@@ -76,6 +77,8 @@ class Sampler:
     stop: StopRule | None = None
     policy_is_base: bool = False
     """The base itself is sampled: log a = log q, and nothing needs to be scored."""
+    token_texts: dict[int, str] = field(default_factory=dict, repr=False)
+    """The texts of single tokens, which pruning looks at again and again."""
 
     def draw(
         self,
@@ -90,11 +93,12 @@ class Sampler:
         """The rollout of one epoch; ``contexts`` and ``prompts`` are those of all processes.
 
         ``indices`` has the index of each context among those of the run. The base scores only the satisfying samples,
-        unless ``every_sample`` is set.
+        and samples that can no longer satisfy are ended (setting ``prune``), unless ``every_sample`` is set.
         """
         share = self.processes.share(len(contexts))
         own = [contexts[i] for i in share], [prompts[i] for i in share]
-        samples, checked = self._sample(number, *own, share.start, watch, stream)
+        prunes = self.config.prune and not every_sample
+        samples, checked = self._sample(number, *own, share.start, watch, stream, prunes)
         b = checked.b
         rows = torch.arange(b.numel())
         if not self.policy.exact_sampling:
@@ -110,7 +114,8 @@ class Sampler:
         watch.lap("base")
         lengths = samples.lengths.double()
         verdicts = [b, checked.valid.to(b), checked.failed.to(b)]
-        table = torch.stack([*verdicts, samples.log_q, token_log_a.sum(dim=2), lengths], dim=2)
+        numbers = [samples.log_q, token_log_a.sum(dim=2), lengths, samples.pruned.double()]
+        table = torch.stack([*verdicts, *numbers], dim=2)
         joined = self.processes.join(table, share, len(contexts)).unbind(dim=2)
         return Rollout(
             number=number,
@@ -120,6 +125,7 @@ class Sampler:
             log_q=joined[3],
             log_a=joined[4],
             lengths=joined[5].long(),
+            pruned=joined[6] > 0,
             samples=samples,
             token_log_a=token_log_a,
             first_context=share.start,
@@ -136,6 +142,7 @@ class Sampler:
         first_slot: int,
         watch: Stopwatch,
         stream: str,
+        prunes: bool,
     ) -> tuple[Samples, Checked]:
         """Samples of this process's contexts, and their verdicts; workers judge one chunk while the next is drawn."""
         chunks: list[Chunk] = []
@@ -143,6 +150,7 @@ class Sampler:
         per_context = self.config.num_generations
 
         def submit(chunk: Chunk) -> None:
+            chunk = chunk.whole()
             chunks.append(chunk)
             watch.lap("sampling")
             owners = [contexts[row // per_context] for row in chunk.row]
@@ -150,11 +158,16 @@ class Sampler:
             watch.lap("constraint")
 
         uniforms = UniformStream(self.config.seed, stream, number)
+        owners = [context for context in contexts for _ in range(per_context)]
+        checks = self.judge.prefix_checks if prunes else []
+        pruner = Pruner(checks, owners, first_slot * per_context, self.token_texts) if checks else None
         samples = draw_samples(
-            self.policy, contexts, prompts, per_context, self.config, uniforms, self.stop, first_slot, submit
+            self.policy, contexts, prompts, per_context, self.config, uniforms, self.stop, first_slot, submit, pruner
         )
         watch.lap("sampling")
         checked = self._tabulate(chunks, pending, len(prompts))
+        if pruner is not None:
+            pruner.refuse_wrong_answers(checked.b.flatten().tolist(), samples.text)
         watch.lap("constraint")
         return samples, checked
 
@@ -164,7 +177,7 @@ class Sampler:
         inapplicable: list[int] = []
         exhausted: Counter[str] = Counter()
         for chunk, verdicts in zip(chunks, self.judge.collect_all(pending), strict=True):
-            b[torch.tensor(chunk.row)] = torch.tensor(verdicts.b, dtype=torch.float64)
+            b[torch.tensor(chunk.row, dtype=torch.long)] = torch.tensor(verdicts.b, dtype=torch.float64)
             failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
             inapplicable += [chunk.row[place] for place in verdicts.inapplicable]
             exhausted += verdicts.exhausted

@@ -31,25 +31,36 @@ class Traits:
     """Called once, before any time limit applies: loads what the function needs."""
     columns: tuple[str, ...] | None = None
     """The columns that it reads, if it accepts any; the others are not sent to it."""
+    hopeless: Any = None
+    """Of a constraint: the function that says of a prefix that nothing can follow it and satisfy the constraint."""
+    watch: Any = None
+    """Of such a function: the characters after which it may find something new."""
 
 
-def text_check(*, prepare: Callable[[], Any] | None = None, columns: tuple[str, ...] | None = None) -> Callable[[F], F]:
+def text_check(
+    *,
+    prepare: Callable[[], Any] | None = None,
+    columns: tuple[str, ...] | None = None,
+    hopeless: Callable[..., Any] | None = None,
+    watch: str | None = None,
+) -> Callable[[F], F]:
     """Mark a deterministic check of a text, whose failures are the text's fault; see :class:`Traits`."""
 
     def mark(function: F) -> F:
-        setattr(function, _TRAITS, Traits(deterministic=True, prepare=prepare, columns=columns))
+        setattr(function, _TRAITS, Traits(True, prepare, columns, hopeless, watch))
         return function
 
     return mark
 
 
 def traits_of(function: Callable[..., Any]) -> Traits:
-    """The traits of a function; a user's own may carry a plain attribute ``prepare``."""
+    """The traits of a function; a user's own may carry plain attributes: ``prepare``, ``hopeless``, ``watch``."""
     traits = getattr(function, _TRAITS, None)
     if isinstance(traits, Traits):
         return traits
     prepare = getattr(function, "prepare", None) if isinstance(function, types.FunctionType) else None
-    return Traits(prepare=prepare if callable(prepare) else None)
+    hopeless, watch = (getattr(function, name, None) for name in ("hopeless", "watch"))
+    return Traits(prepare=prepare if callable(prepare) else None, hopeless=hopeless, watch=watch)
 
 
 def prepare_function(function: Callable[..., Any]) -> Callable[..., Any]:

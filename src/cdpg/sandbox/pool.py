@@ -96,16 +96,22 @@ class Pool:
             self._register(function, str(number) if fork else _importable(function))
         self._open()
 
-    def submit(self, function: Callable[..., Any], batch: Sequence[Any] | Mapping[str, Sequence[Any]]) -> int:
+    def submit(
+        self,
+        function: Callable[..., Any],
+        batch: Sequence[Any] | Mapping[str, Sequence[Any]],
+        urgent: bool = False,
+    ) -> int:
         """Call a function on a batch, in chunks, as ``function(values)`` or ``function(**lists)``.
 
-        Returns the batch's number, for :meth:`collect`. The values must be plain (see ``protocol.is_plain``).
+        Returns the batch's number, for :meth:`collect`. The values must be plain (see ``protocol.is_plain``). An
+        ``urgent`` batch comes before those that wait for a worker.
         """
         name = self._names.get(id(function)) or self._import_function(function)
         lists = batch if isinstance(batch, Mapping) else {POSITIONAL: batch}
         number = next(self._numbers)
         arguments = {key: pack(values) for key, values in lists.items()}
-        self._outstanding[number] = {"batch": number, "function": name, "arguments": arguments}
+        self._outstanding[number] = {"batch": number, "function": name, "arguments": arguments, "urgent": urgent}
         try:
             self._wait_until_ready()
             self._channel.send(self._outstanding[number])
@@ -127,6 +133,11 @@ class Pool:
         failures = {index: Failure(kind, detail) for index, kind, detail in message["failures"]}
         exhausted = Counter(message["exhausted"])
         return Outcomes(message["values"], failures, exhausted, message["printed"], message["invalid"])
+
+    def forget(self, number: int) -> None:
+        """Do without the outcomes of a batch."""
+        self._outstanding.pop(number, None)
+        self._answers.pop(number, None)
 
     def close(self) -> None:
         """End all processes; batches not yet collected are lost. ``submit`` opens the pool again."""
@@ -206,8 +217,8 @@ class Pool:
 
     def _store_answer(self, message: dict[str, Any]) -> None:
         if "batch" in message:
-            self._outstanding.pop(message["batch"], None)
-            self._answers[message["batch"]] = message
+            if self._outstanding.pop(message["batch"], None) is not None:  # None: forgotten
+                self._answers[message["batch"]] = message
             self._restarts = 0  # over a long run, a supervisor may be killed now and then
 
     def _restart(self) -> None:

@@ -107,7 +107,8 @@ class Supervisor:
         arguments = {key: unpack(packed) for key, packed in message["arguments"].items()}
         count = len(next(iter(arguments.values())))
         self._batches[message["batch"]] = _Batch(message["function"], arguments, count, [None] * count)
-        self._waiting.append(WorkItem(message["batch"], range(count)))
+        add = self._waiting.appendleft if message["urgent"] else self._waiting.append
+        add(WorkItem(message["batch"], range(count)))
         self._send_if_complete(message["batch"])
 
     def _import_function(self, reference: str) -> None:
@@ -175,7 +176,9 @@ class Supervisor:
         A slow sample, which is a chunk of its own, gets an unused worker, so that its answer needs no retry.
         """
         idle = sorted(self._workers.idle(), key=lambda worker: worker.unused)
-        if len(chunk.indices) > 1 or not self._is_deterministic(self._batches[chunk.batch]):
+        batch = self._batches[chunk.batch]
+        slow = len(chunk.indices) == 1 and self._seconds_per_sample.get(batch.function, math.inf) > _CHUNK_SECONDS / 2
+        if not slow or not self._is_deterministic(batch):
             return idle[0] if idle else self._workers.spawn()
         if idle and not idle[-1].unused:
             self._workers.kill(idle.pop())

@@ -16,7 +16,10 @@ from cdpg.training.optimization import StepSummary
 
 
 def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float, epsilon: float) -> dict[str, Any]:
-    """The epoch's line, without its times; means are over valid samples, zeros included, and None without any."""
+    """The epoch's line, without its times; means are over valid samples, zeros included, and None without any.
+
+    A pruned sample has b = 0 and no length of its own.
+    """
     partition = summarize_partition(rollout.log_ratio, rollout.valid)
     kl, _ = mean_over_covered(
         kl_target_policy(log_target(rollout.log_a, rollout.b), rollout.log_q, rollout.valid, epsilon)
@@ -30,14 +33,16 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
         "z_nstd_corrected": partition.nstd_corrected,
         "ess": partition.ess,
         "kl_target_policy": kl,
-        "length": _mean(rollout.lengths[rollout.valid]),
+        "length": _mean(rollout.lengths[rollout.valid & ~rollout.pruned]),
         "loss": summary.loss,
         "grad_norm": summary.grad_norm,
         "learning_rate": learning_rate,
         "steps": summary.steps,
         "steps_skipped": summary.skipped,
         "steps_nonfinite": summary.nonfinite,
+        "steps_replayed": summary.replayed,
         "samples": rollout.b.numel(),
+        "pruned": float(rollout.pruned.double().mean()),
         "tokens": int(rollout.lengths.sum()),
         "not_applicable": int(rollout.inapplicable.sum()),
         "checks_failed": int(rollout.failed.sum()),
@@ -48,13 +53,16 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
 
 
 def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, Any]]:
-    """A few of this process's samples, a new choice each epoch, with all factors of their weights."""
+    """A few of this process's samples, a new choice each epoch, with all factors of their weights; pruned ones, which
+    have no end, are left out."""
     samples = rollout.samples
     total = samples.lengths.numel()
-    order = UniformStream(seed, "samples", rollout.number).permutation(total)[:count]
+    pruned = samples.pruned.expand(samples.shape).flatten().tolist()
+    order = UniformStream(seed, "samples", rollout.number).permutation(total)
+    chosen = [row for row in order.tolist() if not pruned[row]][:count]
     valid, lengths, ended = rollout.own(rollout.valid), samples.lengths.flatten(), samples.ended.flatten()
     records = []
-    for row in sorted(order.tolist()):
+    for row in sorted(chosen):
         numbers = {name: _number(value) for name, value in numbers_of_sample(rollout, row).items()}
         satisfied = bool(numbers["b"])
         records.append(

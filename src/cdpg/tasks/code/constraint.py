@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import codeop
 import contextvars
+import functools
 import io
 import keyword
 import os
@@ -52,6 +53,9 @@ _STATEMENT_START = re.compile(
     re.VERBOSE,
 )
 _BEGIN_A_NAME = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl"})
+_INCOMPLETE: int | None = getattr(codeop, "PyCF_ALLOW_INCOMPLETE_INPUT", None)  # not in the first versions of 3.10
+# The messages of a compiler that has come to the end. Python 3.12 has one of its own for formatted strings.
+_AT_THE_END = re.compile(r"incomplete input|unterminated (?:triple-quoted|[ft]-string)")
 _GUARD = threading.Lock()  # all threads share one warnings filter
 
 
@@ -94,7 +98,20 @@ def function_source(signature: str, body: str) -> str:
     return text[: end.start() if end else None].rstrip(_BLANK) + "\n"
 
 
-@text_check(columns=("signature",))
+@text_check(columns=("signature",), watch="\r\n")
+def cannot_compile(
+    prompts: Sequence[Any], prefixes: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
+) -> list[bool]:
+    """Where no completion that begins with the prefix compiles.
+
+    The compiler reads the lines that are complete. Where it stops at an error before it has come to their end, it stops
+    there whatever follows.
+    """
+    pairs = list(zip(_starts(prompts, signature), prefixes, strict=True))
+    return _guarded(lambda: [_is_decided(start, prefix, _stops_the_compiler) for start, prefix in pairs])
+
+
+@text_check(columns=("signature",), hopeless=cannot_compile)
 def compiles(
     prompts: Sequence[Any], completions: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[bool]:
@@ -106,7 +123,19 @@ def compiles(
     return [outcome == OK for outcome in _guarded(lambda: [_compile_outcome(source) for source in sources])]
 
 
-@text_check(prepare=lambda: _pycodestyle(), columns=("signature",))
+@text_check(prepare=lambda: _pycodestyle(), columns=("signature",), watch="\r\n")
+def cannot_be_clean(
+    prompts: Sequence[Any], prefixes: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
+) -> list[bool]:
+    """Where every completion that begins with the prefix has a PEP8 violation.
+
+    pycodestyle reads the lines that are complete. What it has found when it asks for the next line stays.
+    """
+    pairs = list(zip(_starts(prompts, signature), prefixes, strict=True))
+    return _guarded(lambda: [_is_decided(start, prefix, _has_a_violation) for start, prefix in pairs])
+
+
+@text_check(prepare=lambda: _pycodestyle(), columns=("signature",), hopeless=cannot_be_clean)
 def pep8_clean(
     prompts: Sequence[Any], completions: Sequence[Any], *, signature: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[bool]:
@@ -160,7 +189,7 @@ def pep8_codes(source: str) -> list[str] | None:
 def pep8_codes_of(sources: Sequence[str]) -> list[list[str] | None]:
     """`pep8_codes` of each source."""
     pycodestyle = _pycodestyle()
-    options = _pycodestyle_defaults(pycodestyle)
+    options = _pycodestyle_defaults()
 
     def check() -> list[list[str] | None]:
         return [_pep8_codes(source, pycodestyle, options) for source in sources]
@@ -187,6 +216,66 @@ def _starts(prompts: Sequence[Any], signature: Sequence[Any] | None) -> list[str
 
 def _sources(starts: Sequence[str], completions: Sequence[Any]) -> list[str]:
     return [function_source(start, as_text(body)) for start, body in zip(starts, completions, strict=True)]
+
+
+def _is_decided(start: str, prefix: Any, fails: Callable[[str], bool]) -> bool:
+    """Whether ``fails`` holds of the complete lines of [c, prefix], and so of every function that begins with them.
+
+    If the function goes on, it begins with these lines as they are; if it ends here, their trailing blanks are
+    stripped. A function that has ended is left to the constraint.
+    """
+    text = start + as_text(prefix)
+    lines = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
+    if len(lines) > MAX_CHARACTERS or _UNINDENTED_LINE.search(text, len(start.rstrip(_BLANK))):
+        return False
+    return fails(lines.rstrip(_BLANK) + "\n") and fails(lines)
+
+
+def _stops_the_compiler(lines: str) -> bool:
+    """Whether there is an error before the end of these lines. Names are not resolved: later lines may bind them."""
+    if _INCOMPLETE is None:
+        return False
+    try:
+        compile(lines, "<function>", "exec", ast.PyCF_ONLY_AST | _INCOMPLETE, dont_inherit=True)
+    except SyntaxError as error:
+        return _AT_THE_END.search(str(error.msg)) is None
+    except Exception:  # as in _compile_outcome; what exhausts the parser is left to the constraint
+        return False
+    return False
+
+
+def _has_a_violation(lines: str) -> bool:
+    """Whether there is a violation whatever line follows these."""
+    options, checker = _pycodestyle_defaults(), _prefix_checker()
+    report = _pycodestyle().BaseReport(options)
+    # A nested function of one line needs no blank line before it. Whether it has more lines may not be known yet: the
+    # line that follows here, and is never read, makes it such a function.
+    known = [*io.StringIO(lines, newline=None).readlines(), "def following(): pass\n"]
+    try:
+        checker(lines=known, options=options, report=report).check_all()
+    except _AsksForMore:
+        return bool(report.messages)
+    except Exception:  # left to the constraint
+        return False
+    return bool(report.messages)
+
+
+class _AsksForMore(Exception):
+    """All lines are read but the last, which is not a line of the text."""
+
+
+@functools.lru_cache(maxsize=1)
+def _prefix_checker() -> Any:
+    """pycodestyle's checker, with an exception in place of the last line."""
+    checker: Any = _pycodestyle().Checker
+
+    class PrefixChecker(checker):  # type: ignore[misc]
+        def readline(self) -> Any:
+            if self.line_number >= self.total_lines - 1:
+                raise _AsksForMore
+            return super().readline()
+
+    return PrefixChecker
 
 
 def _compile_outcome(source: str) -> str:
@@ -245,8 +334,10 @@ def _pycodestyle() -> Any:
     return pycodestyle
 
 
-def _pycodestyle_defaults(pycodestyle: Any) -> Any:
+@functools.lru_cache(maxsize=1)
+def _pycodestyle_defaults() -> Any:
     """pycodestyle's built-in options. A StyleGuide would read ~/.config/pycodestyle and print violations."""
+    pycodestyle = _pycodestyle()
     options = pycodestyle.get_parser().parse_args([])[0]
     options.select, options.ignore = (), tuple(pycodestyle.DEFAULT_IGNORE.split(","))
     options.benchmark_keys = list(pycodestyle.BENCHMARK_KEYS)

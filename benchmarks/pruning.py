@@ -1,0 +1,120 @@
+"""Compares epochs with and without pruning: the tokens that are drawn, and the seconds that they take.
+
+    python benchmarks/pruning.py [--task code-pep8] [--rare] [--epochs 4] [--threads 1] [--output FILE.json]
+
+Two runs of the task's tiny preset take turns, one pruned and one not. They draw the same samples and learn the same, so
+that only the ends of hopeless samples differ. Machines are noisy: only ratios within one run are meaningful.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cdpg.jobs.job import Job
+from cdpg.rollout.sampler import Stopwatch
+from cdpg.tasks.code.constraint import cannot_compile, compiles
+from cdpg.training.setup import Parts, set_up
+
+_DOCSTRING = re.compile(r"\s*[rRuU]?[\"']")
+
+Record = dict[str, Any]
+
+
+def documented(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+    """A rarer constraint: the function compiles and begins with a docstring."""
+    begun = [_DOCSTRING.match(text) is not None for text in completions]
+    return [docstring and b for docstring, b in zip(begun, compiles(prompts, completions), strict=True)]
+
+
+def cannot_be_documented(prompts: list[str], prefixes: list[str], **columns: Any) -> list[bool]:
+    """Where the first line is complete and no docstring, or the function cannot compile any more."""
+    other = [bool(text.strip()) and not _DOCSTRING.match(text) for text in prefixes]
+    return [wrong or broken for wrong, broken in zip(other, cannot_compile(prompts, prefixes), strict=True)]
+
+
+cannot_be_documented.watch = "\n"  # type: ignore[attr-defined]
+documented.hopeless = cannot_be_documented  # type: ignore[attr-defined]
+
+
+def make(given: argparse.Namespace, prune: bool, folder: Path) -> Parts:
+    job = Job.from_mapping({"task": given.task})
+    inputs = job.load()
+    config = job.settings.replace(prune=prune, output_dir=str(folder), control_variate=given.control_variate)
+    return set_up(
+        config, job.model, documented if given.rare else inputs.constraints, inputs.tuning, inputs.held_out,
+        processing_class=None, peft_config=None, stop=inputs.stop, measure=inputs.measure, command=None, inputs={},
+    )  # fmt: skip
+
+
+def epoch(parts: Parts, number: int) -> Record:
+    """One epoch, steps included."""
+    watch, config = Stopwatch(), parts.sampler.config
+    since, cpu = time.perf_counter(), time.process_time()
+    chosen = parts.stream.draw(number - 1, config.contexts_per_epoch)
+    contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
+    every = parts.method.scores_every_sample
+    rollout = parts.sampler.draw(number, contexts, prompts, every, watch, indices=chosen)
+    parts.updater(config, lambda event: None).update(rollout, parts.method.begin())
+    watch.lap("gradient")
+    return {
+        "seconds": time.perf_counter() - since,
+        "cpu_seconds": time.process_time() - cpu,
+        "tokens": int(rollout.lengths.sum()),
+        "satisfaction": float(rollout.b.mean()),
+        "pruned": float(rollout.pruned.double().mean()),
+        **{f"seconds_{stage}": seconds for stage, seconds in watch.seconds.items()},
+    }
+
+
+def compare(given: argparse.Namespace) -> Record:
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {prune: make(given, prune, Path(folder) / str(prune)) for prune in (False, True)}
+        for parts in sides.values():
+            epoch(parts, 1)  # starts workers and fills caches
+        found: dict[bool, list[Record]] = {False: [], True: []}
+        for number in range(2, given.epochs + 2):
+            for prune in (False, True) if number % 2 else (True, False):
+                found[prune].append(epoch(sides[prune], number))
+                print(number, "pruned  " if prune else "unpruned", json.dumps(found[prune][-1]), flush=True)
+        for parts in sides.values():
+            parts.evaluator.close()
+    keys = found[True][0]
+    sums = {prune: {key: sum(record[key] for record in records) for key in keys} for prune, records in found.items()}
+    return {
+        "task": given.task,
+        "rare": given.rare,
+        "epochs": given.epochs,
+        "satisfaction": sums[False]["satisfaction"] / given.epochs,
+        "satisfaction_pruned": sums[True]["satisfaction"] / given.epochs,
+        "pruned": sums[True]["pruned"] / given.epochs,
+        **{f"ratio_{key}": sums[True][key] / sums[False][key] for key in keys if key.startswith(("sec", "tok", "cpu"))},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="code-compilability", choices=("code-compilability", "code-pep8"))
+    parser.add_argument("--rare", action="store_true", help="a constraint that few samples satisfy")
+    parser.add_argument("--control-variate", action="store_true", help="take gradients of every sample")
+    parser.add_argument("--epochs", type=int, default=4, help="of each side, after one to warm up")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    found = compare(given)
+    text = json.dumps(found, indent=2)
+    print(text)
+    if given.output:
+        given.output.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
