@@ -266,7 +266,7 @@ def test_the_report_is_written_before_anything_is_printed(tmp_path: Path, monkey
 
 FIGURE = {"mean": 0.41, "low": 0.38, "high": 0.44}
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
-EVERY_METHOD = ["cdpg", "dpg", "rft", "raft", "reinforce", "rloo", "ziegler"]
+EVERY_METHOD = ["cdpg", "cdpg-paper", "dpg", "rft", "raft", "reinforce", "rloo", "ziegler"]
 
 
 @pytest.mark.parametrize(

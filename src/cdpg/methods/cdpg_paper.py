@@ -17,7 +17,7 @@ class PaperCDPG(CDPG):
     name = "cdpg-paper"
     label = "cdpg (paper)"
     description = "conditional distributional policy gradients with the estimator of the paper"
-    style = Style("#5c6ac4", "#a5b4fc", "D", (2.0, 1.0))
+    style = Style("#110022", "#aaff99", "D", (2.0, 1.0))
     Settings = MethodSettings
     chooses_epoch = False
 
