@@ -147,8 +147,7 @@ def test_a_batch_that_nobody_waits_for_leaves_nothing_behind(workers: Callable[.
     assert isinstance(first, tuple) and isinstance(second, tuple)
     forget(first)
     assert check.collect(second) == [False, False, True]
-    assert not first[0]._answers
-    assert not first[0]._outstanding
+    assert first[0].pending == 0
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from cdpg.rollout import pruning
 from cdpg.rollout.pruning import Pruner
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
+from cdpg.sandbox.pool import Pool
 from cdpg.system.distributed import Processes
 from cdpg.target.target import log_target
 from cdpg.training.optimization import accumulate
@@ -401,10 +402,15 @@ def test_pruning_cannot_be_changed_along_a_run(tmp_path: Path) -> None:
         train(tmp_path, prune=False)
 
 
-def test_no_answer_is_left_over(tmp_path: Path) -> None:
+def test_no_answer_is_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    close = Pool.close
+
+    def look_and_close(pool: Pool) -> None:
+        left.append(pool.pending)
+        close(pool)
+
+    monkeypatch.setattr(Pool, "close", look_and_close)
     with noticed():
-        trainer = train(tmp_path, check_workers=1)
-    (check,) = trainer.judge.prefix_checks
-    pools: list[Any] = [pool for pool in check._callers._pools if pool is not None]
-    assert pools
-    assert not any(pool._answers or pool._outstanding for pool in pools)
+        train(tmp_path, check_workers=1)
+    assert left and not any(left)

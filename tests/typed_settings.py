@@ -8,7 +8,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 def settings() -> CDPGConfig:
     CDPGConfig(ziegler_bta=0.1)  # type: ignore[call-arg]
     CDPGConfig(ziegler_beta="high")  # type: ignore[arg-type]
-    return CDPGConfig("dpg", epochs=3, ziegler_beta=0.1, learning_rate=1e-5)
+    return CDPGConfig("dpg", epochs=3, partition="pooled", ziegler_beta=0.1, learning_rate=1e-5)
 
 
 def value(config: CDPGConfig) -> float:

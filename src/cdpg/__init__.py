@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 
     from cdpg import config
+    from cdpg.methods.cdpg import CDPGSettings
     from cdpg.methods.ziegler import ZieglerSettings
     from cdpg.training.trainer import CDPGTrainer
 
     @dataclass(frozen=True)
-    class CDPGConfig(ZieglerSettings, config.CDPGConfig):
+    class CDPGConfig(ZieglerSettings, CDPGSettings, config.CDPGConfig):
         """For type checkers: the settings of a method are added when it is registered, which they cannot see."""
 
 else:

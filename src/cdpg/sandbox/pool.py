@@ -139,6 +139,11 @@ class Pool:
         self._outstanding.pop(number, None)
         self._answers.pop(number, None)
 
+    @property
+    def pending(self) -> int:
+        """How many batches were submitted and neither collected nor forgotten."""
+        return len(self._outstanding) + len(self._answers)
+
     def close(self) -> None:
         """End all processes; batches not yet collected are lost. ``submit`` opens the pool again."""
         self._finalizer()
