@@ -10,13 +10,10 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint format types unit test-faults test-mutants bench docs clean
 .DEFAULT_GOAL := demo
 
-# The compilability experiment with what the package carries, from base to report. A comparison has to fit four runs of
-# the preset; here there is time for more epochs, more samples of each context, and a closer look at the end.
+# The translation experiment with what the package carries, from base to report.
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/cdpg run code-compilability --output-dir runs/demo --epochs 32 --set decay_epochs=21 \
-	  --set contexts_per_epoch=36 --set num_generations=14 --set learning_rate=1.05e-4 \
-	  --set evaluate_every=12 --set evaluation_samples=16
+	$(BIN)/cdpg run translation-numbers --output-dir runs/demo
 
 # The types are looked at beside the tests.
 test: lint

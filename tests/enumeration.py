@@ -52,6 +52,13 @@ def four_token_transformer(kind: str, seed: int) -> LanguageModel:
     return load_model(model, CDPGConfig(device="cpu", dtype="float64"), fast)
 
 
+class SharedTable(TabularModel):
+    """A table that is the same for all contexts: what is learnt in one holds in the others."""
+
+    def encode(self, contexts: Sequence[Context], max_length: int) -> list[PromptTokens]:
+        return [(0,) for _ in contexts]
+
+
 def tabular(seed: int, contexts: int = 3) -> TabularModel:
     return TabularModel([" ".join(LETTERS[: i + 1]) for i in range(contexts)], LETTERS, MAX_LENGTH, seed=seed)
 

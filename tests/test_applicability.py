@@ -17,7 +17,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.methods import make_method
+from cdpg.methods import METHODS, make_method
 from cdpg.models.base import LanguageModel
 from cdpg.preflight.advice import ProbeStatistics, advise
 from cdpg.sandbox.limits import Limits
@@ -28,7 +28,6 @@ from enumeration import Universe, contexts_of, flat_gradient, tabular
 from test_sandbox import outcome
 
 CONTEXTS = [Context("p", {}, 1), Context("q", {}, 2), Context("r", {}, 3), Context("s", {}, 4)]
-METHODS: tuple[str, ...] = ("cdpg", "dpg", "reinforce", "ziegler")
 
 
 def returning(*values: Any) -> Any:

@@ -35,7 +35,7 @@ from noticed import noticed
 # Every function through which a save changes the file system.
 CHANGES = (
     *((files, name) for name in ("make_folder", "write_bytes", "sync", "rename", "remove_tree")),
-    (checkpoints, "_write_tensors"),
+    (checkpoints, "save_file"),
 )
 
 
@@ -262,6 +262,11 @@ Fault = Callable[[str, Callable[..., None], tuple[Any, ...]], None]
 """Given a change's name, the function that makes it and its arguments, does something else instead."""
 
 
+def path_of(arguments: tuple[Any, ...]) -> Path:
+    """What a change is made to: the first path among its arguments."""
+    return next(argument for argument in arguments if isinstance(argument, Path))
+
+
 @contextlib.contextmanager
 def faults(at: int, strike: Fault, dead: bool = False) -> Iterator[list[str]]:
     """The ``at``-th change of the file system goes wrong, and if that is death no other happens; yields the changes."""
@@ -269,7 +274,7 @@ def faults(at: int, strike: Fault, dead: bool = False) -> Iterator[list[str]]:
 
     def watched(name: str, original: Callable[..., None]) -> Callable[..., None]:
         def change(*arguments: Any) -> None:
-            made.append(f"{name} {arguments[0].name}")
+            made.append(f"{name} {path_of(arguments).name}")
             if len(made) == at:
                 strike(name, original, arguments)
             elif not dead or len(made) < at:
@@ -285,8 +290,8 @@ def faults(at: int, strike: Fault, dead: bool = False) -> Iterator[list[str]]:
 
 def half_done(name: str, original: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """What a change leaves that was stopped in its midst."""
-    path = arguments[0]
-    if name in ("write_bytes", "_write_tensors"):
+    path = path_of(arguments)
+    if name in ("write_bytes", "save_file"):
         original(*arguments)
         os.truncate(path, path.stat().st_size // 2)
     elif name == "remove_tree":
@@ -363,7 +368,7 @@ def test_what_must_be_on_the_disk_is_synced_before_anything_older_goes(tmp_path:
     with faults(at=0, strike=kill_before) as made:
         save(tmp_path, 2, keep=1)
     writing = f".writing-epoch-000002-{os.getpid()}"
-    tensors = [f"{step} {stem}.safetensors" for stem in tensors_of(2) for step in ("_write_tensors", "sync")]
+    tensors = [f"{step} {stem}.safetensors" for stem in tensors_of(2) for step in ("save_file", "sync")]
     texts = [f"{step} {stem}.json" for stem in ("state", "manifest") for step in ("write_bytes", "sync")]
     published = [f"sync {writing}", f"rename {writing}", f"sync {tmp_path.name}"]
     removed = ["rename epoch-000001", "remove_tree .removing-epoch-000001"]
@@ -520,10 +525,11 @@ def test_a_checkpoint_that_cannot_be_written_says_why_and_what_to_do(
     )
 
 
-def test_the_manifest_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorted, with sizes and checksums of the files and one of itself; the files are read in pieces."""
-    monkeypatch.setattr(checkpoints, "_CHUNK", 50)
-    path = save(tmp_path, 3)
+def test_the_manifest_by_value(tmp_path: Path) -> None:
+    """Sorted, with sizes and checksums of the files and one of itself; the largest is too large for one reading."""
+    tensors = {**tensors_of(3.0), "model": {"weight": torch.randn(3, 2**18)}}
+    path = save_checkpoint(tmp_path, 3, tensors, {"value": 3.0}, keep=2)
+    assert (path / "model.safetensors").stat().st_size > 3 * 2**20
     assert (path / "state.json").read_text(encoding="utf-8") == '{\n "value": 3.0\n}'
     described = {}
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import tiny
 import warm
 from cdpg.cli import app, completion, main
+from cdpg.cli.options import SYNONYMS
 from cdpg.cli.output import finish_run
 from cdpg.cli.tables import print_models
 from cdpg.constraints.named import load_constraint
@@ -113,6 +114,10 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["sample", "a/b/c", "--context", "x"], "there is no such folder, and it cannot be a hub id; give a folder, a"),
         (["sample", "code-tinyy", "--context", "x"], "did you mean 'code-tiny', which comes with the package?"),
         (["run", "--model", "t5_tiny", *OWN[2:]], "there is no model 't5_tiny': did you mean 't5-tiny'"),
+        (["train", *OWN], "there is no command 'train': did you mean 'cdpg run'?"),
+        (["generate", "code-tiny"], "there is no command 'generate': did you mean 'cdpg sample'?"),
+        (["evalute", "code-tiny"], "there is no command 'evalute': did you mean 'cdpg evaluate'?"),
+        (["colour"], "there is no command 'colour': cdpg --help lists the commands"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_sentence(
@@ -261,6 +266,7 @@ def test_the_report_is_written_before_anything_is_printed(tmp_path: Path, monkey
 
 FIGURE = {"mean": 0.41, "low": 0.38, "high": 0.44}
 METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
+EVERY_METHOD = ["cdpg", "cdpg-paper", "dpg", "rft", "raft", "reinforce", "rloo", "ziegler"]
 
 
 @pytest.mark.parametrize(
@@ -281,6 +287,23 @@ def test_a_table_of_many_models_is_never_broken_within_a_figure(terminal: bool, 
     assert rows == [[cell] * 5 for cell in cells] * 2
     assert max(map(len, lines)) <= width or not terminal
     assert any("wider terminal" in line for line in lines) == (cells == ["0.410"])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([], list(METHODS)), (["--methods", "all"], EVERY_METHOD), (["--methods", "rft, cdpg,rft"], ["rft", "cdpg"])],
+)
+def test_the_methods_of_a_comparison(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], expected: list[str]
+) -> None:
+    def look(job: Any, runs: list[comparison.ComparisonRun], resume: bool) -> None:
+        raise UserError(" ".join(run.name for run in runs))
+
+    monkeypatch.setattr(comparison, "require_place", look)
+    monkeypatch.chdir(workplace)
+    contexts = ["--contexts", "contexts.csv", "--prompt-column", "source"]
+    words = ["compare", "--model", "llama", *contexts, "--constraint", "test_preflight:even", *given]
+    assert str(CliRunner().invoke(app, words).exception).split() == expected
 
 
 def compared(folder: Path, *methods: str) -> tuple[Job, list[comparison.ComparisonRun]]:
@@ -390,6 +413,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(COMMANDS) == set(re.findall(r"^  (\w+) +[A-Z]", told.partition("Commands:")[2], re.MULTILINE))
 
 
+def test_synonyms_are_of_commands_that_there_are() -> None:
+    assert set(SYNONYMS) <= set(COMMANDS)
+    names = [name for names in SYNONYMS.values() for name in names.split()]
+    assert len(set(names)) == len(names), "a name has one answer"
+    assert not set(names) & set(COMMANDS)
+
+
 def completed(folder: Path, typed: str, shell: str = "bash") -> list[str]:
     """What the shell is offered for the last word of what was typed."""
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": typed}
@@ -422,16 +452,18 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert completions(completion.complete_run, "ru") == ["runs"]
     assert completions(completion.complete_run, "runs/") == ["runs/short"]
     assert completions(completion.complete_run, "none/x") == []
-    assert completions(completion.complete_method, "") == ["cdpg", "dpg", "reinforce", "ziegler"]
+    assert completions(completion.complete_method, "") == EVERY_METHOD
     assert completions(completion.complete_methods, "cdpg,d") == ["cdpg,dpg"]
-    assert completions(completion.complete_methods, "cdpg,") == ["cdpg,dpg", "cdpg,reinforce", "cdpg,ziegler"]
+    assert completions(completion.complete_methods, "cdpg,") == [f"cdpg,{name}" for name in EVERY_METHOD[1:]]
+    assert completions(completion.complete_methods, "a") == ["all"]
+    assert completions(completion.complete_methods, "cdpg,a") == []
     assert completions(completion.complete_preset, "p") == ["paper"]
     assert completions(completion.complete_setting, "num_") == ["num_generations="]
 
 
 @pytest.mark.parametrize("option", ["--preset", "--method"])
 def test_options_are_completed_too(tmp_path: Path, option: str) -> None:
-    expected = {"--preset": ["tiny", "paper"], "--method": ["cdpg", "dpg", "reinforce", "ziegler"]}[option]
+    expected = {"--preset": ["tiny", "paper"], "--method": EVERY_METHOD}[option]
     assert completed(tmp_path, f"cdpg run code-pep8 {option} ") == expected
 
 

@@ -17,7 +17,7 @@ from cdpg.cli import app
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.errors import UserError
 from cdpg.jobs.job import Job, gather
-from cdpg.messages.foreign_names import ANSWERS, FAMILIES, answer, unknown_setting
+from cdpg.messages.foreign_names import ANSWERS, ARGUMENTS, FAMILIES, answer, unknown_argument, unknown_setting
 from cdpg.messages.terms import on_command_line
 from cdpg.methods import METHODS
 
@@ -190,6 +190,49 @@ def test_every_name_of_transformers_and_trl_has_an_answer() -> None:
             message = unknown_setting(name, OWN)
             assert "did you mean" not in message, message
             assert message == f"unknown setting {name!r}: {answer(name)}"
+
+
+OF_TRAINERS = """
+    reward_funcs reward_processing_classes data_collator model_init compute_loss_func compute_metrics optimizers
+    preprocess_logits_for_metrics optimizer_cls_and_kwargs tools rollout_func environment_factory quantization_config
+    ref_model reward_model value_model tokenizer
+"""
+"""Arguments of Transformers' Trainer and of TRL's trainers that are none here."""
+
+
+def test_every_argument_of_other_trainers_has_an_answer() -> None:
+    own = [name for name in inspect.signature(CDPGTrainer).parameters if name != "self"]
+    assert not set(OF_TRAINERS.split()) & set(own)
+    for name in OF_TRAINERS.split():
+        message = unknown_argument(name, own, FIELDS)
+        assert "did you mean" not in message and "the arguments are" not in message, message
+    texts = [text for _, text in ARGUMENTS]
+    assert not {name for group, _ in ARGUMENTS for name in group.split()} & set(own), "an argument needs none"
+    for text in texts:
+        assert set(re.findall(r"\w+_\w+", text)) <= {*own, *FIELDS}, text
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("reward_funcs", "unknown argument 'reward_funcs': use constraints (a function of prompts and completions"),
+        ("tokenizer", "unknown argument 'tokenizer': use processing_class"),
+        ("ref_model", "unknown argument 'ref_model': the base stays as it was loaded"),
+        ("epochs", "unknown argument 'epochs': it is a setting: pass args=CDPGConfig(epochs=…)"),
+        ("ziegler_beta", "it is a setting: pass args=CDPGConfig(ziegler_beta=…)"),
+        ("num_train_epochs", "unknown argument 'num_train_epochs': use epochs (here an epoch is one round"),
+        ("constrants", "unknown argument 'constrants': did you mean 'constraints'?"),
+        ("colour", "unknown argument 'colour': the arguments are model, constraints, args, train_dataset, "),
+    ],
+)
+def test_an_argument_of_another_trainer_is_answered_with_ours(name: str, told: str) -> None:
+    """Before anything else, also where an argument is missing because it was given by the other name."""
+    with pytest.raises(UserError, match=re.escape(told)):
+        CDPGTrainer("no-such-model", **{name: 1})
+    with pytest.raises(UserError, match=r"'reward_funcs'.*; unknown argument 'colour'"):
+        CDPGTrainer("no-such-model", reward_funcs=len, colour=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'constraints'"):
+        CDPGTrainer("no-such-model")  # type: ignore[call-arg]
 
 
 def test_answers_name_what_there_is() -> None:

@@ -146,6 +146,7 @@ def test_short_runs_are_not_asked_whether_they_had_levelled_off() -> None:
     values = [0.1 * epoch for epoch in range(LEAST_EPOCHS)]
     assert unjudged(still_moving("m", values[:-1])) == "a run of 19 epochs is too short: 20 are needed"
     assert found(still_moving("m", values)).title == "Still rising when it stopped"
+    assert unjudged(still_moving("m", values, of_base=True)).startswith("its training samples are the base's")
 
 
 def test_failed_checks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from cdpg.methods import METHODS
 
 SOURCE = Path(__file__).parents[1] / "src" / "cdpg"
+TESTS = Path(__file__).parent
 
 STAGES = (
     "errors",
@@ -58,6 +60,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if "assets" not in path.rel
 EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -159,6 +162,41 @@ def names_compared_with(tree: ast.AST) -> list[str]:
     return problems
 
 
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def private_names(tree: ast.AST) -> list[str]:
+    """Private names of the package that a test imports, reads or replaces."""
+    modules: set[str] = set()
+    problems = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cdpg":
+            modules |= {alias.asname or alias.name for alias in node.names}
+            problems += [f"line {node.lineno}: {alias.name}" for alias in node.names if is_private(alias.name)]
+        elif isinstance(node, ast.Import):
+            modules |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names if "cdpg" in alias.name}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and dotted(node).partition(".")[0] in modules:
+            problems.append(f"line {node.lineno}: {dotted(node)}")
+        if not isinstance(node, ast.Call) or not dotted(node.func).endswith(("setattr", "delattr", "getattr", "patch")):
+            continue
+        names = [text.value for text in node.args if isinstance(text, ast.Constant) and isinstance(text.value, str)]
+        of_the_package = bool(node.args) and dotted(node.args[0]).partition(".")[0] in modules
+        problems += [
+            f"line {node.lineno}: {name}"
+            for name in names
+            if is_private(name.rpartition(".")[2]) and (of_the_package or name.startswith("cdpg."))
+        ]
+    return problems
+
+
+def test_tests_use_public_names() -> None:
+    """What a test needs is a parameter, a constant with a public name, or seen from outside."""
+    problems = {str(path.relative_to(TESTS)): private_names(parse(path)) for path in sorted(TESTS.rglob("*.py"))}
+    assert {path: found for path, found in problems.items() if found} == {}
+
+
 @EVERY_FILE
 def test_only_a_method_knows_its_name(path: Path) -> None:
     if stage_of(path) != "methods":
@@ -201,20 +239,48 @@ def test_what_is_not_used(path: Path) -> None:
     assert re.findall(r"\b(?:TODO|FIXME|XXX)\b", path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("stage", [*WITHOUT_TORCH, *WITHOUT_TORCH_AT_IMPORT])
-def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
-    files = [path for path in FILES if f"{name_of(path)}/".startswith(f"{stage}/")]
-    assert files, f"there is no {stage}"
-    for path in files if stage in WITHOUT_TORCH else ():
-        assert [name for name, _ in imports(parse(path)) if name.split(".")[0] in HEAVY] == [], path
-    modules = [".".join(("cdpg", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
+def files_of(stage: str) -> list[Path]:
+    found = [path for path in FILES if f"{name_of(path)}/".startswith(f"{stage}/")]
+    assert found, f"there is no {stage}"
+    return found
+
+
+def module_of(path: Path) -> str:
+    """``cdpg.models.causal`` for ``src/cdpg/models/causal.py``."""
+    return ".".join(("cdpg", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def first_that_loads(modules: list[str], unwanted: set[str]) -> str:
+    """The first of some modules, imported one after the other, that loads one of the unwanted, with what it loads."""
     program = (
         "import importlib, sys\n"
-        f"for name in {[module.removesuffix('.__init__') for module in modules]!r}: importlib.import_module(name)\n"
-        f"sys.exit(' '.join(sorted({HEAVY!r} & set(sys.modules))) or None)"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    found = {unwanted!r} & set(sys.modules)\n"
+        "    if found: sys.exit(name + ' loads ' + ', '.join(sorted(found)))\n"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (process.returncode, process.stderr) == (0, ""), "by way of another module"
+    return process.stderr.strip()
+
+
+@pytest.mark.parametrize("stage", WITHOUT_TORCH)
+def test_what_reads_files_only_imports_no_torch(stage: str) -> None:
+    for path in files_of(stage):
+        assert [name for name, _ in imports(parse(path)) if name.split(".")[0] in HEAVY] == [], path
+
+
+def test_what_reads_files_only_loads_no_torch_by_way_of_others() -> None:
+    stages = (*WITHOUT_TORCH, *WITHOUT_TORCH_AT_IMPORT)
+    assert first_that_loads([module_of(path) for stage in stages for path in files_of(stage)], HEAVY) == ""
+
+
+def test_worker_processes_start_without_large_libraries() -> None:
+    """There is a new one for every run and every killed worker."""
+    assert first_that_loads([module_of(path) for path in files_of("sandbox")], {*HEAVY, "numpy", "asyncio"}) == ""
+
+
+def test_a_module_can_load_too_much() -> None:
+    assert first_that_loads(["json", "cdpg.target.noise", "wave"], {"wave"}) == "wave loads wave"
 
 
 # The rules themselves can fail.
@@ -257,6 +323,36 @@ def test_a_method_s_name_can_be_tested_for(code: str) -> None:
 @pytest.mark.parametrize("code", ["'cdpg' in versions", "method = 'dpg'", "METHODS[method].passes > 1"])
 def test_names_of_methods_may_be_said(code: str) -> None:
     assert names_compared_with(ast.parse(code)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from cdpg.cli import _status",
+        "from cdpg.storage import checkpoints\ncheckpoints._CHUNK",
+        "import cdpg.storage\ncdpg.storage.checkpoints._CHUNK",
+        "import cdpg.storage.checkpoints as c\nc._CHUNK",
+        "from cdpg.storage import checkpoints as c\nmonkeypatch.setattr(c, '_CHUNK', 50)",
+        "monkeypatch.setattr('cdpg.storage.checkpoints._CHUNK', 50)",
+        "from cdpg import CDPGTrainer\ngetattr(CDPGTrainer, '_loop')",
+    ],
+)
+def test_a_private_name_can_be_used(code: str) -> None:
+    assert len(private_names(ast.parse(code))) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "self._state",
+        "from cdpg import version\nversion.__doc__",
+        "from torch import _C",
+        "from cdpg.storage import files\nmonkeypatch.setattr(files, 'sync', 1)",
+        "config._attn_implementation",
+    ],
+)
+def test_other_names_may_be_private(code: str) -> None:
+    assert private_names(ast.parse(code)) == []
 
 
 @pytest.mark.parametrize(

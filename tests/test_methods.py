@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig
-from cdpg.methods import State, WeightedMethod, make_method
+from cdpg.methods import METHODS, State, WeightedMethod, make_method
 from cdpg.methods.cdpg import CDPG
 from cdpg.methods.dpg import DPG
 from cdpg.methods.reinforce import Reinforce
@@ -113,7 +113,7 @@ def test_an_infinite_ratio_does_not_spoil_the_running_mean() -> None:
     np.testing.assert_allclose(weights(method, epoch(), state), EXPECTED["dpg"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["cdpg", "dpg", "reinforce", "ziegler"])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_changes_nothing(name: str) -> None:
     """The same state and samples give the same loss, state and metrics, however often they are asked for."""
     method = make_method(CDPGConfig(method=name))

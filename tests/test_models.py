@@ -21,6 +21,7 @@ from cdpg.cli import app
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models.codec import Codec
+from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.names import locate, require_model
 from cdpg.models.rng import UniformStream
@@ -217,7 +218,7 @@ def test_cut_prompts_are_as_long_as_the_window_and_end_as_the_tokenizer_ends_the
     tokens = tokenizer(PROMPTS[2])["input_ids"]
     (prompt,) = Codec(tokenizer, frozenset({tiny.EOS}), window + 4, False, "cut").encode(contexts(PROMPTS[2:3]), 4)
     assert list(prompt) == (tokens[-1:] if window == 1 else [tiny.BOS, *tokens[1 - window :]])
-    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s> <s>", special_tokens=[("<s>", tiny.BOS), ("</s>", tiny.EOS)]
     )
     codec = Codec(tokenizer, frozenset({tiny.EOS}), window, True, "cut")
@@ -389,14 +390,34 @@ def plain_log_prob(model: TransformerModel, samples: Samples, context: int, samp
     return logits.log_softmax(dim=-1)[torch.arange(len(tokens)), tokens].sum()
 
 
-def test_large_vocabularies_are_scored_piece_by_piece_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_vocabularies_are_scored_piece_by_piece_with_the_same_gradient() -> None:
+    """Seven tokens at a time, the last piece smaller; the logits of a piece are computed again for the gradient."""
     model = language_model("llama", dtype="float64")
-    samples = draw(model)
-    rows = torch.arange(len(PROMPTS) * M)
-    whole = gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob().sum())
-    monkeypatch.setattr("cdpg.models.head._LOGITS_AT_ONCE", 300 * 7)
-    pieces = gradient(model, model.score(list(samples.prompts), samples.rows(rows)).log_prob().sum())
-    assert float((whole - pieces).norm() / whole.norm()) < 1e-6
+    hidden = torch.randn(24, model.head.shape[1], dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(model.vocabulary, (24,))
+    sizes: list[int] = []
+
+    def head(states: Tensor) -> Tensor:
+        sizes.append(len(states))
+        return model.head(states)
+
+    def scores(logits_at_once: int) -> Tensor:
+        return chosen_log_probs(head, hidden, tokens, model.vocabulary, logits_at_once)
+
+    weights = torch.randn(24, dtype=torch.float64)
+    inputs = (hidden, model.inner.get_output_embeddings().weight)
+    whole = scores(24 * model.vocabulary)
+    assert torch.allclose(whole, model.head(hidden).log_softmax(dim=1)[torch.arange(24), tokens], rtol=1e-12)
+    expected = torch.autograd.grad((weights * whole).sum(), inputs)
+    assert sizes == [24]
+    pieces = scores(7 * model.vocabulary)
+    assert sizes == [24, 7, 7, 7, 3]
+    assert torch.allclose(pieces, whole, rtol=1e-12, atol=0)
+    found = torch.autograd.grad((weights * pieces).sum(), inputs)
+    assert sorted(sizes[5:]) == [3, 7, 7, 7]
+    assert all(torch.allclose(mine, other, rtol=1e-12, atol=1e-14) for mine, other in zip(found, expected, strict=True))
+    with torch.no_grad():
+        assert torch.equal(scores(7 * model.vocabulary), pieces)
 
 
 def test_bfloat16_that_would_end_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.rng import UniformStream
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.rollout import Rollout
-from cdpg.training.optimization import StepSummary, Updater, make_optimizer, trainable_parameters
+from cdpg.training.optimization import Batch, StepSummary, Updater, make_optimizer, trainable_parameters
 from uneven import VALID, Array, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
 RATE = 0.1
@@ -406,8 +406,10 @@ def test_a_process_takes_the_gradient_of_its_own_rows_alone() -> None:
         return loss(rows, scores)
 
     sample_loss.loss = spy  # type: ignore[method-assign]
-    updater.gradient(sample_loss, epoch, torch.arange(N * M), 1.0)
-    assert sorted(seen) == list(range(2 * M))
+    batch = Batch(sample_loss, epoch, torch.arange(N * M), 1.0)
+    updater.gradient(batch)
+    assert sorted(seen) == [row for row in batch.active.tolist() if row < 2 * M]
+    assert len(batch.active) > len(seen) > 3
 
 
 def test_memory_that_runs_out_is_reported_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:

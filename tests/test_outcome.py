@@ -14,11 +14,11 @@ from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.outcome import (
     Outcome,
-    _partition_statistics,
     ideal_means,
     model_means,
     outputs_of,
     partition_estimates,
+    partition_statistics,
     statistics_of,
     token_ranks,
     without_token_scores,
@@ -109,7 +109,7 @@ def test_the_noise_of_the_partition_is_subtracted() -> None:
     kept = [row[known] for row, known in zip(ratio, valid, strict=True) if known.any()]
     z = np.array([row.mean() for row in kept])
     noise = np.mean([row.var(ddof=1) / len(row) for row in kept])
-    found = _partition_statistics(np.where(valid, ratio, 0.0), valid)
+    found = partition_statistics(np.where(valid, ratio, 0.0), valid)
     assert found["z_mean"].value() == pytest.approx(z.mean(), rel=1e-12)
     assert found["z_nstd"].value() == pytest.approx(z.std() / z.mean(), rel=1e-12)
     assert found["z_nstd_corrected"].value() == pytest.approx(math.sqrt(z.var() - noise) / z.mean(), rel=1e-12)
@@ -121,7 +121,7 @@ def test_few_and_small_ratios() -> None:
     """One sample has no noise that is known; the effective size is a share of the samples with a verdict."""
     ratio = np.array([[0.02, 0.0, 0.0], [0.1, 0.3, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     valid = np.array([[True, False, False], [True, True, False], [True, True, True], [False, False, False]])
-    found = _partition_statistics(ratio, valid)
+    found = partition_statistics(ratio, valid)
     z = np.array([0.02, 0.2, 0.0])
     assert found["z_mean"].value() == pytest.approx(z.mean(), rel=1e-12)
     noise = (0.02 / 2 + 0.0) / 2  # s² = 0.02 of two samples; three zeros have none

@@ -197,8 +197,13 @@ def test_the_control_variate_leaves_the_expected_gradient_and_takes_noise_away()
 
 
 def test_the_setting_turns_the_control_variate_on() -> None:
-    assert method(control_variate=True).subtracts_control_variate
-    assert not method().subtracts_control_variate
+    """From the epoch on before which a fifth of the samples satisfied: they do not decide about themselves."""
+    on, off = method(control_variate=True), method(control_variate=False)
+    for share, expected in ((0.0, False), (0.19, False), (0.2, True), (1.0, True)):
+        assert on.subtracts_control_variate({"satisfying": share}) == expected
+        assert not off.subtracts_control_variate({"satisfying": share})
+    assert on.begin()["satisfying"] == 0.0
+    assert method(control_variate=True).advance(on.begin(), ratios(0, (1, 0, 3), (0, 2, 1)))["satisfying"] == 4 / 6
 
 
 def _expected(universe: Universe, model: object, weights: Tensor, log_q: Tensor, subtract: bool) -> Tensor:
@@ -224,3 +229,18 @@ class _Row:
 
     def log_prob(self) -> Tensor:
         return self.scores.log_prob()[self.row : self.row + 1]  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_samples_of_an_epoch_do_not_decide_about_their_own_control_variate() -> None:
+    """All samples satisfy, and none of the epoch before: nothing is subtracted yet."""
+    base = tabular(3)
+    universe = Universe.of(base, contexts_of(3))
+    log_a = universe.log_prob(base)
+    rollout = universe.epoch(torch.ones_like(log_a), log_a, log_a)
+    made = method(control_variate=True)
+    first = made.epoch_loss(made.begin(), rollout, base)
+    second = made.epoch_loss(first.state, rollout, base)
+    rows = universe.samples.rows(universe.rows)
+    scores = base.score(list(universe.samples.prompts), rows)
+    assert float(first.samples.loss(universe.rows, scores)) > 1.0
+    assert abs(float(second.samples.loss(universe.rows, scores))) < 1e-9, "w − π/q is 0 where the policy is p"

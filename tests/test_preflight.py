@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_weights_that_rest_on_few_samples_are_reported() -> None:
     assert only(advise(stats([0.75] * 16, samples=8))).level == "fine"
 
 
-@pytest.mark.parametrize("method", ["dpg", "reinforce", "ziegler"])
+@pytest.mark.parametrize("method", ["dpg", "reinforce", "ziegler", "rft", "raft", "rloo"])
 def test_advice_on_the_weights_of_cdpg_is_for_cdpg(method: str) -> None:
     assert only(advise(stats([0.75] * 16, samples=4, method=method))).level == "fine"
     found = advise(stats([0.0] * 12 + [1 / 32] * 4, method=method))[0]
@@ -163,6 +164,8 @@ def test_the_time_of_an_epoch() -> None:
     assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
     assert epoch_seconds(config.replace(control_variate=True), PACE, 0.5) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
     assert epoch_seconds(config.replace(method="ziegler"), PACE, 0.5) == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
+    assert epoch_seconds(config.replace(method="raft"), PACE, 0.5) == pytest.approx(10 + 5 * (0.1 + 4 * 0.3))
+    assert epoch_seconds(config.replace(method="rft"), PACE, 0.5) == pytest.approx(10 + 5 * 4 * 0.3), "nothing to score"
 
 
 def test_the_time_of_evaluations() -> None:
@@ -208,6 +211,7 @@ def checked(folder: Path, constraint: str, *more: str) -> str:
     assert result.exit_code == 0, result.output
     assert not (folder / "out").exists()
     assert "\x1b[2J" not in result.output
+    assert str(folder / "out") not in result.output, "nothing is written there"
     return " ".join(result.output.split())
 
 
@@ -225,6 +229,12 @@ def test_the_command_looks_with_the_method_of_the_run(tmp_path: Path) -> None:
     few = ("-n", "2", "--set", "num_generations=4", "--set", "contexts_per_epoch=2")
     assert "each weight of cdpg" in checked(tmp_path, "mostly", *few)
     assert "cdpg" not in checked(tmp_path, "mostly", *few, "--method", "reinforce").split("what to do")[1]
+
+
+def test_a_run_on_samples_of_the_base_takes_as_long_at_its_end(tmp_path: Path) -> None:
+    many = ("-n", "2", "--epochs", "100000")
+    assert re.search(r"the whole run, about │ \w+ to \w+ │", checked(tmp_path, "even", *many))
+    assert re.search(r"the whole run, about │ \w+ │", checked(tmp_path, "even", *many, "--method", "rft"))
 
 
 def test_the_command_on_a_constraint_that_nothing_satisfies(tmp_path: Path) -> None:

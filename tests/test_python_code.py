@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -287,13 +289,29 @@ def test_user_configuration_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_is_not_blocked_by_a_check_under_way() -> None:
-    with python_code._GUARD, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # forking beside threads is what is tried here
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if judged("\n    return x") else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_a_forked_child_is_not_blocked_by_a_check_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check has turned warnings off, which one check does at a time, and waits for the child to be judged."""
+    under_way, judged_by_child, parent = threading.Event(), threading.Event(), os.getpid()
+    turn_off = warnings.simplefilter
+
+    def wait(*arguments: Any) -> None:
+        if os.getpid() == parent:
+            under_way.set()
+            assert judged_by_child.wait(60)
+        turn_off(*arguments)
+
+    monkeypatch.setattr(warnings, "simplefilter", wait)
+    check = threading.Thread(target=judged, args=("\n    return x",))
+    check.start()
+    assert under_way.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if judged("\n    return x") else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    judged_by_child.set()
+    check.join()
+    assert status == 0
 
 
 def test_function_end_stops_at_the_first_unindented_line() -> None:

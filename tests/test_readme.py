@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -85,20 +86,34 @@ SMALL = {
 }  # fmt: skip
 
 
+HELD_OUT = {
+    "code-compilability": "def area(width, height):\ndef close(self):\n",
+    "translation-numbers": "We saw two dogs.\nThe five cats sleep.\n",
+}
+
+
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_the_commands_of_the_experiments(tmp_path: Path, whole: bool) -> None:
-    """With the embedded models, as they stand, but for the size of the runs; mostly two methods, and no PDFs."""
+    """With the embedded models, as they stand, but for the size of the runs.
+
+    The short form has two methods, two held-out contexts in the place of some hundred, one report and no PDFs.
+    """
     (block,) = (block for block in blocks("sh") if "cdpg tasks" in block)
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    for task, lines in HELD_OUT.items():
+        (tmp_path / f"{task}.txt").write_text(lines, encoding="utf-8")
     for line in block.splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "cdpg"
         if not whole and "--figures" in words:
             place = words.index("--figures")
             del words[place : place + 2]
-        if not whole and words[1] == "compare":
-            words += ["--methods", "cdpg,ziegler"]
+        if not whole and words[1] in ("run", "compare"):
+            words += ["--eval-contexts", f"{words[2]}.txt"]
+            words += ["--no-report"] if words[1] == "run" else ["--methods", "cdpg,ziegler"]
         sized = words[1] in ("run", "compare", "evaluate", "check")
         run(tmp_path, warm.python(), "-m", "cdpg", *words[1:], *(overrides if sized else []))
+    evaluated = json.loads((tmp_path / "runs" / "code-compilability-cdpg" / "evaluation.json").read_text())
+    assert evaluated["contexts"] == (200 if whole else 2)
     assert (tmp_path / "runs" / "compare-translation-numbers" / "report.html").is_file()
     assert list((tmp_path / "figures").glob("*.pdf")) or not whole

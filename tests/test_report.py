@@ -228,6 +228,30 @@ def test_tasks_with_prose(task: str, tmp_path: Path) -> None:
     assert "beam search" in page.text
 
 
+def test_training_samples_of_the_base_are_called_so(tmp_path: Path) -> None:
+    """Without an evaluation, figures and samples are of the epochs: of ``rft`` they do not show what it has learnt."""
+    runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]
+    for run in runs:
+        for name in ("evaluation.json", "evaluations.jsonl"):
+            (run / name).unlink()
+
+    def said() -> tuple[set[str], set[str], list[str]]:
+        study = read_study(runs)
+        captions = {c.caption for c in figures_of(study) if c.name.startswith("training-") and "KL" not in c.title}
+        notes = {o.note for example in samples_of(study).examples for o in example.outputs if o.model == "reinforce"}
+        return captions, notes, [topics for why, topics in diagnose(study).unjudged if "the base's" in why]
+
+    captions, notes, moving = said()
+    assert all(caption.endswith("From the training samples.") for caption in captions)
+    assert (notes, moving) == ({"training sample"}, [])
+    metrics = [json.loads(line) | {"samples_of_base": True} for line in (runs[1] / "metrics.jsonl").open()]
+    write_lines(runs[1] / "metrics.jsonl", metrics)
+    captions, notes, moving = said()
+    assert captions and all("Those of reinforce are the base's own" in caption for caption in captions)
+    assert notes == {"training sample of the base"}
+    assert moving == ["change of satisfaction between the last two tenths of the run (reinforce)"]
+
+
 @UNPAINTED
 def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
     runs = [run_folder(tmp_path / name, name, epochs=20) for name in ("cdpg", "reinforce")]

@@ -77,7 +77,7 @@ def test_runs_of_different_bases_stand_in_blocks_each_beside_its_own_base(one: P
     base, tuned = (next(t for t in tables_of(studies[1]) if t.name.endswith("requirement")).rows[n] for n in (0, 1))
     assert (base.cells[0].shown, tuned.cells[0].shown) == ("0.167", "0.333")
     text = made.read_text(encoding="utf-8")
-    assert "These runs are not one comparison, and stand in 2 blocks. They differ in base model." in text
+    assert "These runs are not one comparison and are shown in 2 blocks. They differ in base model." in text
     assert "★" not in text
 
 
@@ -216,7 +216,7 @@ def test_each_run_keeps_the_base_that_it_was_measured_with(seeds: list[Path]) ->
     assert read_study(seeds).change("dpg", "satisfaction").mean == pytest.approx(0.61 - 0.4, abs=1e-3)  # type: ignore[union-attr]
     made = write_report(seeds, seeds[0] / "report.html")
     assert cards(made) == [("cdpg", "0.380", "0.660"), ("dpg", "0.400", "0.610")]
-    assert "these runs were not evaluated alike, they differ in seed" in made.read_text(encoding="utf-8")
+    assert "these runs were not evaluated in the same way, they differ in seed" in made.read_text(encoding="utf-8")
 
 
 def test_one_base_for_all_who_have_the_same_figures_of_it(seeds: list[Path], tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_a_stop_rule_stands_in_the_program_where_it_can() -> None:
 def test_a_stop_rule_that_cannot_is_named(tmp_path: Path, models: dict[str, PreTrainedModel]) -> None:
     trainer = run(tmp_path, "stop", models["llama"], stop=AtLength(4))
     assert "cut(" not in printed(trainer)
-    assert "a rule of the run's own, `test_snippet:AtLength`, which the program above lacks" in card_of(trainer)
+    assert "its own stop rule, `test_snippet:AtLength`, which the program above lacks" in card_of(trainer)
 
 
 def test_adapters_are_put_on_the_base_as_the_card_says(tmp_path: Path, models: dict[str, PreTrainedModel]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg.evaluation.outcome import _partition_statistics
+from cdpg.evaluation.outcome import partition_statistics
 from cdpg.target.divergence import kl_policy_base, kl_target_policy, mean_over_covered
 from cdpg.target.partition import log_partition, summarize_partition, weights
 from cdpg.target.target import log_target
@@ -133,9 +133,9 @@ def test_the_noise_of_a_single_sample_is_unknown() -> None:
     assert summarize_partition(log_ratio, valid).nstd_corrected == pytest.approx(expected, abs=1e-12)
     spread = log_ratio * 4
     mixed = summarize_partition(spread, valid)
-    found = _partition_statistics(spread.exp().where(valid, torch.zeros(())).numpy(), valid.numpy())
+    found = partition_statistics(spread.exp().where(valid, torch.zeros(())).numpy(), valid.numpy())
     assert found["z_nstd_corrected"].value() == pytest.approx(mixed.nstd_corrected, abs=1e-12)
-    alone = _partition_statistics(log_ratio[:, :1].exp().numpy(), valid[:, :1].numpy())
+    alone = partition_statistics(log_ratio[:, :1].exp().numpy(), valid[:, :1].numpy())
     assert math.isnan(alone["z_nstd_corrected"].value())
     assert alone["z_nstd"].value() == pytest.approx(single.nstd)
 

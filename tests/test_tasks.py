@@ -10,10 +10,11 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -28,8 +29,10 @@ from cdpg.jobs.job import Inputs, Job, gather, prompting
 from cdpg.storage.provenance import versions
 from cdpg.system.distributed import Processes
 from cdpg.tasks import TASKS, find_task
+from cdpg.tasks.base import Draw
 from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.tasks.code.task import follows_pep8
+from cdpg.tasks.hub_datasets import hub_rows
 from tiny import make_model, make_tokenizer, save, tokenizer_for
 
 NAMES = ("translation-numbers", "summarization-entities", "code-compilability", "code-pep8")
@@ -304,19 +307,58 @@ def test_functions_of_one_repository_are_on_one_side(hub: None, monkeypatch: pyt
     assert all(set(context.columns) == {"signature"} for context in inputs.tuning)
 
 
-def test_signatures_that_break_pep8_are_made_up_for(
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_the_paper_takes_five_thousand_contexts_to_tune_on_and_as_many_held_out(
+    hub: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    many = [
+        {
+            "translation": {"en": f"There are three of us, {i}.", "fr": f"Nous sommes {i}."},
+            "article": f"Article {i}.",
+            "highlights": f"Short {i}.",
+            "func_code_string": f"def f{i}(x):\n    return x\n",
+        }
+        for i in range(10_100)
+    ]
+    for path in list(HUB):
+        monkeypatch.setitem(HUB, path, many)
+    inputs = job_of(name, preset="paper").load()
+    assert len(inputs.tuning) == len(inputs.held_out) == 5000
+
+
+def signatures(count: int) -> list[dict[str, str]]:
+    """Of functions, every third of which breaks PEP8 in its signature."""
+    return [{"func_code_string": f"def f{i}({'x' if i % 3 else ' x'}):\n    return x\n"} for i in range(count)]
+
+
+def test_signatures_of_the_hub_that_break_pep8_are_left_out(
     hub: None, monkeypatch: pytest.MonkeyPatch, notices: list[str]
 ) -> None:
-    functions = [{"func_code_string": f"def f{i}({'x' if i % 3 else ' x'}):\n    return x\n"} for i in range(90)]
-    monkeypatch.setitem(HUB, "code-search-net/code_search_net", functions)
-    monkeypatch.setattr("cdpg.tasks.code.task._PAPER_CONTEXTS", 20)
+    monkeypatch.setitem(HUB, "code-search-net/code_search_net", signatures(90))
     inputs = job_of("code-pep8", preset="paper").load()
-    assert len(inputs.tuning) == len(inputs.held_out) == 20
+    assert len(inputs.tuning) == len(inputs.held_out) == 30
     assert all(follows_pep8([context.columns for context in (*inputs.tuning, *inputs.held_out)]))
     (text,) = notices
-    left_out, drawn = re.findall(r"\d+", text)[:2]
-    assert int(drawn) - int(left_out) == 40
-    assert "cannot be satisfied" in text
+    assert text.startswith("30 of 90 contexts drawn from code-search-net/code_search_net cannot be satisfied")
+
+
+def test_rows_that_cannot_be_used_are_made_up_for(
+    hub: None, monkeypatch: pytest.MonkeyPatch, notices: list[str]
+) -> None:
+    """As many as are asked for, from as many rows of the seeded order as this takes."""
+    monkeypatch.setitem(HUB, "rows", [{"text": f"{i}"} for i in range(900)])
+
+    def usable(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        return [int(row["text"]) % 3 > 0 for row in rows]
+
+    found = hub_rows("rows", "name", "train", dict, "text", Draw(0, usable), 300)
+    drawn = [int(i) for i in np.random.Generator(np.random.PCG64(0)).permutation(900)]
+    used = [i for i in drawn if i % 3]
+    assert found == [{"text": f"{i}"} for i in used[:300]]
+    looked_at = drawn.index(used[299]) + 1
+    assert looked_at > 256, "more than are checked together"
+    (text,) = notices
+    assert text.startswith(f"{looked_at - 300} of {looked_at} contexts drawn from rows cannot be satisfied")
 
 
 def test_an_evaluation_reads_no_more_than_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

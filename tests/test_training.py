@@ -35,6 +35,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.measures import TextMeasure
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
+from cdpg.methods import METHODS
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.trackers import TRACKERS
@@ -112,7 +113,7 @@ def test_ziegler_raises_the_reward_and_stays_near_the_base(tmp_path: Path) -> No
     assert to_base < 2.0
 
 
-@pytest.mark.parametrize("method", ["cdpg", "dpg", "reinforce"])
+@pytest.mark.parametrize("method", ["cdpg", "dpg", "reinforce", "rft", "raft"])
 def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, method: str) -> None:
     """Not a bit of a parameter, nor a moment of the optimiser, after steps that built up some."""
     calls = iter(range(100))
@@ -125,8 +126,9 @@ def test_an_epoch_without_a_satisfying_sample_changes_nothing(tmp_path: Path, me
     trainer.add_callback(AtEpochEnd(1, lambda: seen.append(copy.deepcopy(tensors_of(trainer)))))
     trainer.train()
     first, second = read_jsonl(tmp_path / "metrics.jsonl")
-    assert first["steps"] == 3
-    assert (second["steps"], second["steps_skipped"]) == (0, 3)
+    batches = 3 * trainer.method.passes
+    assert first["steps"] == batches
+    assert (second["steps"], second["steps_skipped"]) == (0, batches)
     assert second["loss"] is None
     (before,), after = seen, tensors_of(trainer)
     assert before.keys() == after.keys()
@@ -191,12 +193,13 @@ class KilledAfter3(TrainerCallback):
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        *(("tabular", method) for method in ("cdpg", "dpg", "reinforce", "ziegler")),
+        *(("tabular", method) for method in METHODS),
         *((kind, method) for kind in ("llama", "t5") for method in ("cdpg", "ziegler")),
+        ("llama", "rft"),
         *(
             pytest.param(kind, method, marks=pytest.mark.exhaustive)
             for kind in ("llama", "t5")
-            for method in ("dpg", "reinforce")
+            for method in ("dpg", "reinforce", "raft", "rloo")
         ),
     ],
 )
@@ -341,9 +344,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
         tabular_trainer(tmp_path).train()
 
 
-METHODS = ("cdpg", "dpg", "reinforce", "ziegler")
-
-
 def figures(value: Any, timed: tuple[str, ...] = ("seconds",)) -> Any:
     """What a file says, flat, without times: ``{path: value}``."""
     flat: dict[str, Any] = {}
@@ -369,7 +369,9 @@ def evaluations(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("methods", [("cdpg", "ziegler"), pytest.param(METHODS, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "methods", [("cdpg", "ziegler", "rft", "rloo"), pytest.param(tuple(METHODS), marks=pytest.mark.exhaustive)]
+)
 def test_two_processes_do_what_one_does(tmp_path: Path, methods: tuple[str, ...]) -> None:
     """Same samples, global divisors and Z̄, for every method, and the same evaluations of samples and beams.
 

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import values
 import warm
-from reference.evaluation import Evaluation
+from reference.evaluation import Evaluation, ideal_samples
 from reference.methods import Settings
 from reference.model import END
 from reference.randomness import shuffled
@@ -70,7 +70,8 @@ class Expected:
             contexts = self.held_out[:limit]
             tuned = {m: self.run(m).policy if epoch is None else self.run(m).along[epoch] for m in methods}
             models = {"base": self.base, **tuned}
-            self._evaluations[key] = Evaluation(models, contexts, values.judge, self.settings())
+            ideal = ideal_samples(self.base, contexts, values.judge, self.settings())
+            self._evaluations[key] = Evaluation(models, contexts, values.judge, self.settings(), ideal)
         return self._evaluations[key]
 
     def along(self, method: str) -> dict[int, Evaluation]:
@@ -353,6 +354,15 @@ def on_distance(expected: Mapping[str, Any], metrics: Mapping[str, Any]) -> list
     return found
 
 
+def on_gain(expected: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The sentence on contexts without a sample of the ideal model."""
+    total, counted = expected["contexts"], expected["contexts_with_gain"]
+    if counted == total:
+        return []
+    told = f"{total - counted} of {total} contexts have no satisfying sample of the base, and do not count in the gain"
+    return [("?", f"{told}; a larger gain_draws finds more")]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     """In a comparison the pool is that of all models, in a run that of the base and its own."""
@@ -360,11 +370,12 @@ def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     shown = {"base": "base", method: "tuned"}
     expected = evaluation.to_mapping(shown) | {name: evaluation.metrics(key) for key, name in shown.items()}
     found = json.loads((runs.runs / method / "evaluation.json").read_text())
+    assert found.pop("kept") == {"keep": "last", "epoch": runs.settings().epochs, "gain_validation": None}
     assert differences(found.pop("costs"), {"tuned": costs(runs.runs / method)}) == []
-    told = [*on_distance(expected, expected), *expected_notices(evaluation, shown)]
-    assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)
+    distances, lost = on_distance(expected, expected), expected_notices(evaluation, shown)
+    assert by_model(found.pop("model_notices"), expected["changes"]) == sorted([*distances, *lost])
     assert (found.pop("metric_info"), found.pop("count_info")) == ({}, {}), "a run without a task has none of its own"
-    assert notices(found.pop("notices")) == told
+    assert notices(found.pop("notices")) == [*distances, *on_gain(expected), *lost]
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
 
@@ -373,11 +384,12 @@ def test_the_comparison(one: One) -> None:
     shown = {name: name for name in ("base", *METHODS)}
     expected = evaluation.to_mapping(shown) | {"models": {name: evaluation.metrics(name) for name in shown}}
     found = json.loads((one.runs / "comparison.json").read_text())
+    assert {name: kept["epoch"] for name, kept in found.pop("kept").items()} == dict.fromkeys(METHODS, 5)
     assert differences(found.pop("costs"), {method: costs(one.runs / method) for method in METHODS}) == []
-    told = [*on_distance(expected, expected["models"]), *expected_notices(evaluation, shown)]
-    assert by_model(found.pop("model_notices"), expected["changes"]) == sorted(told)
+    distances, lost = on_distance(expected, expected["models"]), expected_notices(evaluation, shown)
+    assert by_model(found.pop("model_notices"), expected["changes"]) == sorted([*distances, *lost])
     assert (found.pop("metric_info"), found.pop("count_info")) == ({}, {}), "a run without a task has none of its own"
-    assert notices(found.pop("notices")) == told
+    assert notices(found.pop("notices")) == [*distances, *on_gain(expected), *lost]
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
 
@@ -423,6 +435,7 @@ def test_the_runs_are_about_what_they_should_be(one: One, two: Expected) -> None
 
 LABELS = {
     "satisfaction": ("satisfaction", "higher"),
+    "gain": ("gain (nats)", "higher"),
     "kl_target_policy_pooled": ("KL(p, π), pooled (nats)", "lower"),
     "kl_target_policy": ("KL(p, π), own samples (nats)", "lower"),
     "kl_policy_base": ("KL(π, a) (nats)", None),
@@ -441,7 +454,7 @@ LABELS = {
 OF_BASE = ("z_mean", "z_nstd", "z_nstd_corrected")
 """Those that estimate a quantity of the base: there is no change, and no level that a line could leave."""
 GROUPS = {
-    "requirement": ("satisfaction", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base"),
+    "requirement": ("satisfaction", "gain", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base"),
     "outputs": ("distinct_2", "length", "ended"),
     "sampling": ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess", "checks_failed", "not_applicable"),
 }
@@ -524,7 +537,8 @@ def test_the_cards_of_the_methods(one: One) -> None:
         metrics[model] = {name: value["mean"] for name, value in evaluation.metrics(model).items()}
     for method in METHODS:
         pooled, seconds = "kl_target_policy_pooled", costs(one.runs / method)["seconds"]
-        expected = [metrics["base"]["satisfaction"], metrics[method]["satisfaction"], metrics["base"][pooled]]
+        expected = [metrics["base"]["satisfaction"], metrics[method]["satisfaction"]]
+        expected += [metrics[method]["gain"], metrics["base"][pooled]]
         expected += [metrics[method][pooled], metrics[method]["kl_policy_base"], seconds]
         found = numbers(one.page.cards[method])
         assert len(found) == len(expected) and all(map(matches, found, expected)), (method, found, expected)

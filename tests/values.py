@@ -40,9 +40,12 @@ SETTINGS: dict[str, Any] = {
     "evaluation_contexts": 9,
     "evaluation_samples": 5,
     "evaluate_every": 2,
+    "gain_draws": 16,  # the evaluation's 5, a round of 8 and one of 3
     "log_samples": 24,  # all
 }
 TECHNICAL = {
+    "control_variate": "false",  # the paper's estimator
+    "replay": 0,
     "dtype": "float64",
     "device": "cpu",
     "rows_per_pass": 17,  # several chunks, whose rows are not in the order of the contexts

@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import cdpg.methods  # noqa: F401 - makes the methods and their settings known
-from cdpg.config import CDPGConfig
 
 if TYPE_CHECKING:
+    from dataclasses import dataclass
+
+    from cdpg import config
+    from cdpg.methods.ziegler import ZieglerSettings
     from cdpg.training.trainer import CDPGTrainer
+
+    @dataclass(frozen=True)
+    class CDPGConfig(ZieglerSettings, config.CDPGConfig):
+        """For type checkers: the settings of a method are added when it is registered, which they cannot see."""
+
+else:
+    from cdpg.config import CDPGConfig
 
 __all__ = ["CDPGConfig", "CDPGTrainer"]
 

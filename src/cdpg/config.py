@@ -141,6 +141,14 @@ class CDPGConfig:
     """End a sample once its constraint says that nothing can follow and satisfy it (its function ``hopeless``), since b
     is 0 in any case. Evaluations, and methods that need whole samples, draw them to their end."""
 
+    keep: Literal["last", "best"] | None = None
+    """Which model the run ends with: the last one, or the latest whose gain on the contexts set aside
+    (``validation_contexts``) is not below the largest by more than its noise. By default ``best`` for method ``cdpg``
+    if there are held-out contexts, else ``last``."""
+    validation_contexts: int | None = None
+    """Contexts to tune on that are set aside: which model is kept, and how much is replayed, is decided on them. They
+    are not held out for evaluation. By default a tenth, at most 64, and none of fewer than 50. If nothing is to be
+    decided, none are set aside."""
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
@@ -158,6 +166,9 @@ class CDPGConfig:
     """Held-out contexts of the evaluations during the run; the final evaluation uses all of them."""
     evaluation_samples: int = 16
     """Samples drawn for each held-out context."""
+    gain_draws: int = 32
+    """Samples of the base that are drawn for each held-out context, at most, to find samples of the ideal model: the
+    gain is measured on these. 0 leaves the gain out."""
     log_samples: int = 8
     """Samples written to ``samples.jsonl`` each epoch."""
     report_to: tuple[str, ...] = ()
@@ -349,7 +360,8 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
     at_least = {
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
-        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "seed": 0, "check_workers": 0,
+        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "gain_draws": 0,
+        "validation_contexts": 1, "seed": 0, "check_workers": 0,
         "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1, "lora_rank": 1,
     }  # fmt: skip
     yield from too_small(config, at_least)

@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from cdpg.errors import UserError
 
+_UNIONS = (types.UnionType, typing.Union)
+"""``int | None`` is the first, ``Literal["a"] | None`` the second."""
+
 
 def no_text(key: str, value: Any, expected: str = "text") -> str:
     """A sentence on the value of a text setting that YAML read as another type."""
@@ -19,7 +22,7 @@ def no_text(key: str, value: Any, expected: str = "text") -> str:
 
 def convert(key: str, value: Any, expected: Any) -> Any:
     """``value`` as the type that setting ``key`` takes, or a UserError that says what was expected."""
-    options = typing.get_args(expected) if isinstance(expected, types.UnionType) else (expected,)
+    options = typing.get_args(expected) if typing.get_origin(expected) in _UNIONS else (expected,)
     for option in options:
         try:
             return _as(option, value)
@@ -60,7 +63,7 @@ def _as(kind: Any, value: Any) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in _UNIONS:
         return " or ".join(_describe(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(option) for option in typing.get_args(kind))

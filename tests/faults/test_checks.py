@@ -41,8 +41,8 @@ MEASURES = (
 )
 LIMITS = Limits(workers=2, seconds=10.0, megabytes=1024)
 SHORT = Limits(workers=2, seconds=3.0, megabytes=256)
-QUICK = Limits(workers=2, seconds=1.0, megabytes=256)
-"""Half a second of computing, which every text that exhausts a check spends: good ones take a hundredth of that."""
+QUICK = Limits(workers=2, seconds=0.5, megabytes=256)
+"""A quarter of a second of computing, which every text that exhausts a check spends: good ones take a fiftieth."""
 SLACK = 0.5
 SOURCE = "Barack Obama met Angela Merkel in Paris. Two of the United Nations' seven envoys flew to Texas with Google."
 

@@ -152,7 +152,7 @@ def test_nothing_changed_and_nothing_told(run: Path, capsys: pytest.CaptureFixtu
     [
         ({"held_out": CONTEXTS[:2]}, "not comparable with those before: there were 3 held-out contexts"),
         ({"evaluation_samples": 3}, "not comparable with those before: evaluation_samples was"),
-        ({"check_seconds": 20.0}, "may be judged otherwise than before: check_seconds was 10.0 and is 20.0"),
+        ({"check_seconds": 20.0}, "may be judged differently than before: check_seconds was 10.0 and is 20.0"),
     ],
 )
 def test_what_lets_lines_mean_different_things_is_reported(
@@ -226,7 +226,7 @@ def test_on_the_command_line_the_cure_for_a_rate_that_fell_is_to_remove_checkpoi
         (
             {"decay_epochs": 2, "save_every": 4},
             {},
-            r"decay_epochs=2, or make the longer run anew in another folder \(no checkpoint from before the fall",
+            r"decay_epochs=2, or start the longer run from the beginning in another folder \(no checkpoint from",
         ),
         ({}, {"decay_epochs": 30}, "fall too early: set decay_epochs to at most 26, or epochs to at least 34"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
+import json
 import os
 import pickle  # to make what must not be read
 import subprocess
@@ -18,11 +20,11 @@ from rich.console import Console
 import tiny
 import warm
 from cdpg import CDPGConfig, CDPGTrainer
-from cdpg.cli import _status, app
+from cdpg.cli import app, exit_status
 from cdpg.config import parse_overrides, read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.models.loading import load_model
-from cdpg.storage.checkpoints import CorruptCheckpoint, _manifest_bytes, load_checkpoint
+from cdpg.storage.checkpoints import CorruptCheckpoint, load_checkpoint
 from cdpg.storage.json_files import write_json
 from cdpg.storage.jsonl import JsonlFile
 from cdpg.storage.run_folder import RunFolder
@@ -97,7 +99,7 @@ def test_a_run_from_elsewhere_cannot_allow_its_models_code(tmp_path: Path, comma
     (folder / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     (tmp_path / "run" / "config.yaml").write_text("task: code-pep8\ntrust_remote_code: true\ndevice: cpu\n")
     words = [command, str(tmp_path / "run"), *(["--context", "x"] if command == "sample" else ["--base", str(folder)])]
-    assert _status(lambda: app(args=words, standalone_mode=False)) != 0
+    assert exit_status(lambda: app(args=words, standalone_mode=False)) != 0
     assert not mark.exists()
 
 
@@ -241,7 +243,7 @@ def test_links_in_a_comparisons_folder_are_not_written_through(tmp_path: Path, n
         *("compare", "code-pep8", "--methods", "cdpg", "--jobs", "2", "--epochs", "1"),
         *("--output-dir", str(tmp_path / "out"), "--set", "evaluation_contexts=1", "--set", "device=cpu"),
     ]
-    assert _status(lambda: app(args=words, standalone_mode=False)) == 2
+    assert exit_status(lambda: app(args=words, standalone_mode=False)) == 2
     assert list(outside.iterdir()) == [] if name == "cdpg" else outside.read_text() == "precious"
 
 
@@ -270,7 +272,8 @@ def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../secret.json", "/etc/passwd", "a/b.json", "x.pkl"])
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
     content = {"format": 1, "epoch": 1, "files": {name: {"size": 0, "sha256": ""}}}
-    (tmp_path / "manifest.json").write_bytes(_manifest_bytes(content))
+    checksum = hashlib.sha256(json.dumps(content, sort_keys=True, indent=1).encode()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps({**content, "sha256": checksum}, sort_keys=True, indent=1))
     with pytest.raises(CorruptCheckpoint, match="names files that cannot be"):
         load_checkpoint(tmp_path)
 
@@ -284,7 +287,7 @@ def shown(command: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=200, _environ={"TERM": "xterm"}, legacy_windows=False)
     monkeypatch.setattr("cdpg.cli.Console", lambda **options: terminal)
-    return _status(command), stream.getvalue()
+    return exit_status(command), stream.getvalue()
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError, ValueError, OSError, KeyError])

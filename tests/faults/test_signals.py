@@ -107,9 +107,8 @@ def test_a_second_ctrl_c_stops_at_once(workplace: Path) -> None:
 
 
 def test_runs_side_by_side_end_together_and_are_resumed_together(workplace: Path) -> None:
-    (workplace / "contexts.csv").write_text("prompt\n" + "".join(f"{n} dogs\n" for n in range(20)), encoding="utf-8")
     runs = ["cdpg", "reinforce"]
-    compare = ["compare", "--methods", ",".join(runs), "--jobs", "2", "--set", "evaluation_contexts=2"]
+    compare = ["compare", "--methods", ",".join(runs), "--jobs", "2", "--set", "evaluation_samples=2"]
     process = start(workplace, *compare)
     try:
         wait_for(lambda: all(lines(workplace, run) >= 2 for run in runs), "epochs")

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from reference.methods import Settings
-from reference.model import Array, Context, Parameters, token_log_probs
+from reference.model import Array, Context, Parameters, Sequences, token_log_probs
+from reference.randomness import uniform
 from reference.target import (
     Judge,
     Judged,
@@ -144,6 +145,48 @@ def pooled(models: Mapping[str, Parameters], outcomes: Mapping[str, Sequence[Jud
 
 
 FIELDS = ("b", "valid", "log_a")
+ROUND, ENOUGH = 8, 4
+"""Draws of a context before it is looked whether it needs more, and the accepted samples that are enough."""
+
+
+def ideal_samples(
+    base: Parameters, contexts: Sequence[Context], judge: Judge, settings: Settings
+) -> list[list[tuple[list[int], list[int]]]]:
+    """Prompt and completion of every exact sample of p_c, by context: a sample of the base, accepted if u < b.
+
+    First come the samples of the evaluation. Then the contexts of a block are sampled in rounds, those that have enough
+    no longer.
+    """
+    found: list[list[tuple[list[int], list[int]]]] = [[] for _ in contexts]
+    for number, start in enumerate(range(0, len(contexts), BLOCK)):
+        missing, done = list(range(start, min(start + BLOCK, len(contexts)))), 0
+        while missing and (done == 0 or done < settings.gain_draws):
+            size = min(ROUND, settings.gain_draws - done) if done else settings.evaluation_samples
+            stream, accepting = (f"evaluation-ideal-{done}",) * 2 if done else ("evaluation", "evaluation-ideal")
+            chosen = [contexts[i] for i in missing]
+            drawn = sampled(
+                base, base, chosen, judge, settings.seed, stream, number, size, settings.max_completion_length
+            )
+            u = uniform(
+                settings.seed, f"{accepting}-accept", number, np.arange(len(missing))[:, None], np.arange(size), 0
+            )
+            for slot, index in enumerate(missing):
+                rows = [slot * size + j for j in range(size) if drawn.valid[slot, j] and u[slot, j] < drawn.b[slot, j]]
+                found[index] += [(contexts[index].tokens, list(drawn.completions[row])) for row in rows]
+            missing, done = [index for index in missing if len(found[index]) < ENOUGH], done + size
+    return found
+
+
+def gains(model: Parameters, base: Parameters, ideal: Sequence[Sequence[tuple[list[int], list[int]]]]) -> Array:
+    """E_p[log π − log a] of each context, the mean over its samples of the ideal model; NaN without any."""
+    found = []
+    for samples in ideal:
+        if not samples:
+            found.append(np.nan)
+            continue
+        x = Sequences.of([prompt for prompt, _ in samples], [completion for _, completion in samples])
+        found.append(float((token_log_probs(model, x) - token_log_probs(base, x)).sum(axis=1).mean()))
+    return np.array(found)
 
 
 # --- intervals ---
@@ -199,7 +242,12 @@ class Evaluation:
     """The base and some models on the same contexts."""
 
     def __init__(
-        self, models: Mapping[str, Parameters], contexts: Sequence[Context], judge: Judge, settings: Settings
+        self,
+        models: Mapping[str, Parameters],
+        contexts: Sequence[Context],
+        judge: Judge,
+        settings: Settings,
+        ideal: Sequence[Sequence[tuple[list[int], list[int]]]],
     ) -> None:
         base = models["base"]
         self.contexts, self.settings = contexts, settings
@@ -218,6 +266,9 @@ class Evaluation:
             if any(np.nansum(values) > 0 for values in shares.values()):  # of one model: then of all
                 for name, values in shares.items():
                     self.figures[name][share] = mean_of(values)
+        self.gains = gains(base, base, ideal)
+        for name, model in models.items():
+            self.figures[name]["gain"] = mean_of(gains(model, base, ideal))
         if len(models) > 1:
             for name, values in pooled(models, self.outcomes).items():
                 self.figures[name]["kl_target_policy_pooled"] = mean_of(values)
@@ -327,6 +378,7 @@ class Evaluation:
             "decoding": "ancestral",
             "contexts": len(self.contexts),
             "contexts_tuned_on": 0,
+            "contexts_with_gain": int((~np.isnan(self.gains)).sum()),
             "contexts_applied": int(np.any([self._applies(name) for name in self.outcomes], axis=0).sum()),
             "samples_per_context": self.settings.evaluation_samples,
             "resamples": RESAMPLES,

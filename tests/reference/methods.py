@@ -33,6 +33,7 @@ class Settings:
     evaluation_contexts: int = 64
     evaluation_samples: int = 16
     evaluate_every: int = 1
+    gain_draws: int = 32
     log_samples: int = 8
 
 

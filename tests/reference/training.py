@@ -120,6 +120,7 @@ def _steps(run: Run, method: Method, number: int) -> dict[str, Any]:
         "steps": len(losses),
         "steps_skipped": skipped,
         "steps_nonfinite": 0,
+        "steps_replayed": 0,
     }
 
 

@@ -18,7 +18,7 @@ from cdpg.errors import CDPGError
 from cdpg.messages.text import plain_text
 from cdpg.system.threads import limit_spinning
 
-__all__ = ["app", "checking", "main", "results", "settings", "tuning"]
+__all__ = ["app", "checking", "exit_status", "main", "results", "settings", "tuning"]
 """The modules are imported for their commands."""
 
 
@@ -28,10 +28,11 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without π shows a replacement
             stream.reconfigure(errors="replace")
-    sys.exit(_status(lambda: app(args=arguments, prog_name="cdpg")))
+    sys.exit(exit_status(lambda: app(args=arguments, prog_name="cdpg")))
 
 
-def _status(command: Callable[[], Any]) -> int:
+def exit_status(command: Callable[[], Any]) -> int:
+    """Run a command; an error is shown on standard error and becomes the exit status."""
     try:
         command()
     except CDPGError as error:

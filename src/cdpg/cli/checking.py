@@ -34,8 +34,8 @@ def check(
 ) -> None:
     """Look at samples of the base before a run.
 
-    What the constraint makes of them, how long the run would take, and whether N and M suffice. It takes the options
-    of "cdpg run" and writes nothing.
+    It shows the verdicts of the constraint, how long the run would take, and whether N and M suffice. It takes the
+    options of "cdpg run" and writes nothing.
 
     Examples:
 

@@ -8,6 +8,8 @@ from cdpg.config import FIELDS
 from cdpg.methods import METHODS
 from cdpg.tasks import TASKS
 
+ALL = "all"
+"""Every method, where several may be named."""
 Offers = list[tuple[str, str]]
 """Completions, each with a description for shells that show one."""
 
@@ -32,7 +34,8 @@ def complete_methods(incomplete: str) -> list[str]:
     """The last of several methods, without those already typed."""
     before, _, last = incomplete.rpartition(",")
     given = before.split(",") if before else []
-    return [",".join([*given, name]) for name in complete_method(last) if name not in given]
+    everything = [ALL] if not given and ALL.startswith(last) else []
+    return [",".join([*given, name]) for name in complete_method(last) if name not in given] + everything
 
 
 def complete_preset(incomplete: str) -> list[str]:

@@ -18,7 +18,7 @@ from cdpg.cli.completion import complete_method, complete_methods, complete_pres
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import UserError
 from cdpg.jobs.job import NEEDED, Job, gather
-from cdpg.messages.nearest import nearest_folder
+from cdpg.messages.nearest import nearest, nearest_folder
 from cdpg.messages.notices import launched_as_main, shown_notices
 from cdpg.messages.terms import on_command_line
 from cdpg.messages.text import any_of
@@ -28,11 +28,32 @@ from cdpg.tasks import TASKS, find_task
 
 _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
 """Commands in the order of use."""
+SYNONYMS = {
+    "run": "train tune fit finetune fine-tune start resume continue",
+    "evaluate": "eval test validate score",
+    "sample": "generate predict infer complete chat",
+    "check": "probe preflight dry-run estimate",
+    "report": "plot show results",
+    "compare": "benchmark sweep",
+    "push": "upload publish",
+    "tasks": "list ls",
+    "settings": "config options",
+}
+"""Names of other programs for what a command does."""
 
 
 class _InOrder(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return sorted(self.commands, key=_ORDER.index)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
+            meant = next((one for one, others in SYNONYMS.items() if name.lower() in others.split()), None)
+            meant = meant or nearest(name, self.commands)
+            hint = f"did you mean {f'cdpg {meant}'!r}?" if meant else "cdpg --help lists the commands"
+            raise UserError(f"there is no command {name!r}: {hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         with on_command_line(), shown_notices(launched_as_main(), always=True):
@@ -67,7 +88,9 @@ Preset = Annotated[
     typer.Option(help="A task's scale: tiny (offline, the default) or paper.", autocompletion=complete_preset),
 ]
 Method = Annotated[str | None, typer.Option(help=f"{any_of(METHODS)}.", autocompletion=complete_method)]
-Methods = Annotated[str, typer.Option(help="Methods to compare, separated by commas.", autocompletion=complete_methods)]
+Methods = Annotated[
+    str, typer.Option(help="Methods to compare, separated by commas, or all.", autocompletion=complete_methods)
+]
 Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
 Contexts = Annotated[
     str | None, typer.Option(help="File of contexts (CSV, TSV, JSONL, JSON, text); for code also a folder.")
@@ -85,7 +108,9 @@ Chat = Annotated[
     bool | None,
     typer.Option("--chat", help="Send prompts as a user's messages, by the model's chat template.", show_default=False),
 ]
-System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message of every chat, beside --chat.")]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="System message of every chat; plain prompts also need --chat.")
+]
 Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling, not passes over the data.")]
 Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]

@@ -21,14 +21,14 @@ from cdpg.tasks import known_metrics
 
 
 def plan(job: Job, inputs: Inputs) -> str:
+    """What a run would do, in one line."""
     settings = job.settings
     held_out = contexts_in_words({"contexts": len(inputs.held_out), TUNED_ON: inputs.count_tuned_on()})
     epochs = "epoch" if settings.epochs == 1 else "epochs"
     evaluation = f"evaluation on {held_out}" if settings.evaluates else "no evaluation"
     return (
         f"{settings.method} on {job.model}: {len(inputs.tuning):,} contexts, {settings.epochs:,} {epochs} of "
-        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; "
-        f"{evaluation}; output in {settings.output_dir}"
+        f"{settings.contexts_per_epoch} contexts × {settings.num_generations} samples; {evaluation}"
     )
 
 
@@ -59,8 +59,9 @@ def report_path(runs: list[Path], output: Path) -> str:
 
 def _epoch_table(record: dict[str, Any]) -> Table:
     table = Table(title=f"epoch {record['epoch']}")
-    length = "mean length, pruned ones left out" if record.get("pruned") else "mean length"
-    for column in ("satisfaction", "coverage", "KL(p, π)", length):
+    whose = " of the base" if record.get("samples_of_base") else ""
+    kept = ", pruned ones left out" if record.get("pruned") else ""
+    for column in (f"satisfaction{whose}", "coverage", "KL(p, π)", f"mean length{whose}{kept}"):
         table.add_column(column, justify="right")
     forms = {"satisfaction": ".3f", "coverage": ".2f", "kl_target_policy": ".3f", "length": ".1f"}
     table.add_row(*("–" if record[key] is None else format(record[key], form) for key, form in forms.items()))

@@ -235,8 +235,8 @@ def sample(
 ) -> None:
     """Sample completions, with their log-probabilities.
 
-    They are drawn anew each time, and the seed that repeats them is shown. For a run, prompts begin and completions end
-    as they did there, and the context is a user's message if its prompts were chats; for a chat model, add --chat.
+    New ones are drawn each time, and the seed that repeats them is shown. A run's prompt prefix and stop rule are
+    applied, and the context is sent as a user's message if the run's prompts were chats. For a chat model, add --chat.
 
     Examples:
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg.evaluation.metrics import METRICS, POOLED, Metric, fixed
+from cdpg.evaluation.metrics import GAIN, METRICS, POOLED, Metric, fixed
 from cdpg.messages.text import safe_text
 
-_FIRST = ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base")
+_FIRST = ("satisfaction", "satisfaction_beam", GAIN, POOLED, "kl_target_policy", "kl_policy_base")
 
 
 def print_models(
@@ -25,7 +25,7 @@ def print_models(
 ) -> None:
     """Print the table at full width to a file or a pipe, and in a terminal in the first form that fits.
 
-    Intervals stand beside the means, or below them, or are left out. ``caution`` is a sentence below the table.
+    Intervals are shown beside the means, below them, or not at all. ``caution`` is a sentence below the table.
     ``metrics`` says how each is shown; one that is not there is shown by its name.
     """
     tables = [models_table(title, models, changes, between, metrics) for between in (" ", "\n", None)]
@@ -47,7 +47,7 @@ def models_table(
 ) -> Table:
     """A row for each metric, a column for each model; with one tuned model also its ratio to the base.
 
-    ``between`` stands between a mean and its interval; None leaves intervals out.
+    ``between`` is put between a mean and its interval; None leaves intervals out.
     """
     table = Table(title=safe_text(title), title_justify="left")
     if between is None:

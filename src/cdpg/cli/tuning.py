@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cdpg.cli.completion import ALL
 from cdpg.cli.options import Methods, app, makes_job
 from cdpg.cli.output import finish_run, plan, quiet_transformers, report_path, show
 from cdpg.cli.tables import print_models
@@ -24,7 +25,7 @@ from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import known_metrics
 
 _log = logging.getLogger(__name__)
-_ALL_METHODS = ",".join(METHODS)
+_PAPERS_METHODS = "cdpg,dpg,reinforce,ziegler"
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder; without effect on --resume.")
@@ -64,7 +65,7 @@ def run(
 
     quiet_transformers()
     trainer = make_trainer(job, inputs, shlex.join(sys.argv))
-    _log.info(plan(job, inputs))
+    _log.info(f"{plan(job, inputs)}; output in {job.settings.output_dir}")
     record = trainer.train(resume_from_checkpoint=resume)
     if trainer.processes.is_main:
         finish_run(Console(), trainer.folder, record, report)
@@ -74,7 +75,7 @@ def run(
 @makes_job("compare-{task}", "method")
 def compare(
     job: Job,
-    methods: Methods = _ALL_METHODS,
+    methods: Methods = _PAPERS_METHODS,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with consecutive seeds.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each with its share of the cores.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
@@ -89,6 +90,8 @@ def compare(
       cdpg compare code-compilability
 
       cdpg compare translation-numbers --methods cdpg,reinforce --seeds 3
+
+      cdpg compare translation-numbers --methods all --jobs 2
     """
     names = _method_names(methods)
     job = _overwriting(job) if overwrite else job
@@ -99,7 +102,7 @@ def compare(
     quiet_transformers()
     runs = list(comparison.comparison_runs(job, names, seeds))
     comparison.require_place(job, runs, resume)
-    _log.info(plan(job, inputs) + f"; {len(runs)} runs: {', '.join(names)}")
+    _log.info(f"{plan(job, inputs)}; output in {job.settings.output_dir}; {len(runs)} runs: {', '.join(names)}")
     result = comparison.carry_out(job, inputs, runs, jobs, resume, shlex.join(sys.argv))
     if result is None:  # only the main process has figures
         return
@@ -119,7 +122,9 @@ def _overwriting(job: Job) -> Job:
 
 
 def _method_names(methods: str) -> list[str]:
-    """Methods separated by commas, each once; an unknown one is refused before anything runs."""
+    """Methods separated by commas, each once, or all; an unknown one is refused before anything runs."""
+    if methods.strip() == ALL:
+        return list(METHODS)
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     for name in names or [""]:
         CDPGConfig.from_mapping({"method": name})

@@ -144,8 +144,8 @@ class Judge:
     def _verdicts(self, pending: Pending, printed: Mapping[str, list[str]]) -> Verdicts:
         """Wait for verdicts; what was printed is added to ``printed``, by constraint.
 
-        A sample has no verdict if a constraint failed on it, unless another one gave it 0. Nor has it one if no
-        constraint applies to it, all having returned None; one that does not apply is no factor.
+        A sample has no verdict if a constraint failed on it, unless another one gave it 0. Nor has it a verdict if no
+        constraint applies to it: all returned None. Otherwise the values of those that apply are multiplied.
         """
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
         inapplicable = set(range(pending.count))

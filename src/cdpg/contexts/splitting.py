@@ -1,9 +1,9 @@
-"""Groups of contexts that stay together when some are held out."""
+"""Groups of contexts that stay together when some are held out or set aside."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import prompt_key
@@ -48,3 +48,17 @@ def whole_groups(numbers: Sequence[int], order: Iterable[int], count: int) -> se
     if 2 * room > count and len(others) > 1:
         chosen.add(min(others, key=lambda number: sizes[number]))
     return chosen
+
+
+def split(
+    contexts: Sequence[Context], count: int, order: Callable[[int], Iterable[int]]
+) -> tuple[list[int], list[int]]:
+    """Indices of the contexts that stay, and of about ``count`` others; no group is on both sides.
+
+    ``order`` is given the number of groups and says in which order they are chosen. If all contexts are of one group,
+    all of them stay.
+    """
+    numbers = groups(contexts)
+    chosen = whole_groups(numbers, order(max(numbers, default=-1) + 1), count)
+    staying = [index for index, number in enumerate(numbers) if number not in chosen]
+    return staying, [index for index, number in enumerate(numbers) if number in chosen]

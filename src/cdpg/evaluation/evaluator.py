@@ -21,6 +21,7 @@ from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.contexts.digests import count_tuned_on
 from cdpg.errors import UserError
+from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
 from cdpg.evaluation.measures import Measure, Measured, TextMeasure, own_counts, own_metrics
 from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
 from cdpg.evaluation.plan import BLOCK
@@ -49,11 +50,17 @@ class EvaluationCache:
     """By model, number of the block and its contexts."""
     scores: dict[tuple[str, str, int, int], Tensor] = field(default_factory=dict)
     """By model, model whose samples are scored, number of the block and its contexts."""
+    ideal: dict[tuple[int, int], IdealSamples] = field(default_factory=dict)
+    """Samples of the ideal model, by number of the block and its contexts."""
+    gains: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+    """By model, number of the block and its contexts."""
 
     def forget(self, name: str) -> None:
         """Drop a model's results, after its weights have changed."""
         for part in [key for key in self.parts if key[0] == name]:
             del self.parts[part]
+        for gain in [key for key in self.gains if key[0] == name]:
+            del self.gains[gain]
         for scored in [key for key in self.scores if name in key[:2]]:
             del self.scores[scored]
 
@@ -137,7 +144,9 @@ class Evaluator:
         outcomes = {BASE: self.outcome(BASE, self.base, *how)}
         for name, load in models.items():
             outcomes[name] = self.outcome(name, load(), *how)
+        ideal = self._ideal_samples(outcomes[BASE], cache, progress, check_stop)
         scores: dict[tuple[str, str], Tensor] = {}
+        gains: dict[str, Tensor] = {}
         for name, load in models.items():
             model = load()
             check_stop()
@@ -145,10 +154,43 @@ class Evaluator:
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(name, model, source, outcome, cache)
+            gains[name] = self._gain(name, model, ideal, cache)
+        if ideal:
+            counts = torch.cat([part.counts(self.processes) for part in ideal])
+            gains[BASE] = torch.where(counts > 0, 0.0, math.nan).double()
         if not self.processes.is_main:
             return None
         own = (own_metrics(self.measure), own_counts(self.measure))
-        return Evaluation.of(outcomes, scores, self.config, about, self.count_tuned_on(limit), *own)
+        return Evaluation.of(
+            outcomes, scores, gains if ideal else {}, self.config, about, self.count_tuned_on(limit), *own
+        )
+
+    def _ideal_samples(
+        self, base: Outcome, cache: EvaluationCache, progress: Progress, check_stop: Callable[[], None]
+    ) -> list[IdealSamples]:
+        """Samples of the ideal model, block by block: the base's own that are accepted, and more where they are few."""
+        if not self.config.gain_draws:
+            return []
+        sampler = Sampler(self.base, self.base, self.judge, self.config, self.processes, self.stop, policy_is_base=True)
+        for number, block in enumerate(base.blocks):
+            key, part = (number, len(block.b)), slice(number * BLOCK, number * BLOCK + len(block.b))
+            if key not in cache.ideal:
+                progress.working(f"sampling the ideal model: {part.start} of {len(base.contexts)} contexts")
+                cache.ideal[key] = draw_ideal_samples(
+                    sampler, self.contexts[part], self.prompts[part], self.config.gain_draws, number,
+                    "evaluation-ideal", block, check_stop,
+                )  # fmt: skip
+        return [cache.ideal[number, len(block.b)] for number, block in enumerate(base.blocks)]
+
+    def _gain(self, name: str, model: LanguageModel, ideal: Sequence[IdealSamples], cache: EvaluationCache) -> Tensor:
+        """``[context]``: the gain of a model over the base; NaN for a context without a sample of the ideal model."""
+        found = []
+        for number, part in enumerate(ideal):
+            key = name, number, part.contexts
+            if key not in cache.gains:
+                cache.gains[key] = part.gain(model, self.processes, self.config.tokens_per_pass)
+            found.append(cache.gains[key])
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
     def count_tuned_on(self, limit: int | None = None) -> int | None:
         """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None if not known."""

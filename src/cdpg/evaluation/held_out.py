@@ -13,6 +13,8 @@ TUNED_ON = "contexts_tuned_on"
 """Key of a record: how many of its ``contexts`` have a prompt that was tuned on; null if it is not known."""
 APPLIED = "contexts_applied"
 """Key of a record: to how many of its ``contexts`` a constraint applies, for one sample of one model at least."""
+WITH_GAIN = "contexts_with_gain"
+"""Key of a record: how many of its ``contexts`` have a sample of the ideal model; absent if no gain was measured."""
 MODEL_NOTICES = "model_notices"
 """Key of a record: for each model the notices on it alone."""
 FEW = 20

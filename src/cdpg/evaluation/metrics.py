@@ -114,12 +114,22 @@ def fixed(value: float, digits: int) -> str:
 POOLED = "kl_target_policy_pooled"
 """The one metric that depends on the models evaluated together; only figures of one pool compare."""
 
+GAIN = "gain"
+"""The metric that is measured on exact samples of the ideal model; figures of any evaluations compare."""
+
 LEFT_OUT = ("checks_failed", "not_applicable")
 """Shares of samples without a verdict; absent if 0 for all models evaluated together."""
 
 METRICS: dict[str, Metric] = {
     "satisfaction": Metric("satisfaction", "Mean of b over ancestral samples.", better="higher"),
     "satisfaction_beam": Metric("satisfaction (beam 4)", "Mean of b over the outputs of beam search.", better="higher"),
+    GAIN: Metric(
+        "gain",
+        "How much nearer to the ideal model than the base: KL(p, a) − KL(p, π), without bias, from samples of the base "
+        "that satisfy; over contexts that have one.",
+        "nats",
+        "higher",
+    ),
     "kl_target_policy": Metric(
         "KL(p, π), own samples",
         "Distance from the ideal model by Algorithm 2, over contexts with a satisfying sample; at most log M.",

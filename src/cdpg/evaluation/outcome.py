@@ -87,7 +87,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         "kl_target_policy": over_contexts(kl_target_policy(log_p, log_q, valid, epsilon)),
         "kl_policy_base": over_contexts(kl_policy_base(log_q, log_a, valid)),
         "coverage": over_contexts(((b > 0) & valid).any(dim=1)),
-        **_partition_statistics(ratio.numpy(), valid.numpy()),
+        **partition_statistics(ratio.numpy(), valid.numpy()),
         "length": over_samples(outcome.table("lengths")),
         "ended": over_samples(outcome.ended),
         "checks_failed": mean_statistic(context_means(failed.double().masked_fill(inapplicable, math.nan).numpy())),
@@ -129,7 +129,7 @@ def model_means(outcome: Outcome) -> dict[str, Array]:
     return {name: context_means(values) for name, values in features.items()}
 
 
-def _partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
+def partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
     """Of Ẑ_c = mean_j P_c(x_j)/q(x_j|c): mean, deviation raw and corrected, effective sample size."""
     count = valid.sum(axis=1)
     judged = count > 0

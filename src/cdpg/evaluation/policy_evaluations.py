@@ -28,8 +28,8 @@ class PolicyEvaluations:
     def after_epoch(self, epoch: int, check_stop: Callable[[], None] = never_stop) -> dict[str, Any]:
         """The line of ``evaluations.jsonl`` after an epoch, on a part of the contexts; epoch 0 is the base.
 
-        The same on every process: callbacks may decide by it. The base alone makes no pool, and its KL(p, a) from its
-        own samples is another estimate than the pooled one of later lines: these have the base's from the same pool.
+        The same on every process: callbacks may decide by it. The line of the base has
+        no pooled KL. Later lines have the pooled KL of the policy and that of the base, from the same pool.
         """
         started, config = time.perf_counter(), self._evaluator.config
         limit, contexts = config.evaluation_contexts, len(self._evaluator.contexts[: config.evaluation_contexts])

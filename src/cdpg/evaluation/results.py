@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
-from cdpg.evaluation.held_out import APPLIED, MODEL_NOTICES, TUNED_ON, warning
-from cdpg.evaluation.metrics import COUNT_INFO, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
+from cdpg.evaluation.held_out import APPLIED, MODEL_NOTICES, TUNED_ON, WITH_GAIN, warning
+from cdpg.evaluation.metrics import COUNT_INFO, GAIN, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
 from cdpg.evaluation.outcome import (
     Outcome,
     ideal_means,
@@ -69,13 +69,17 @@ class Evaluation:
         cls,
         outcomes: Mapping[str, Outcome],
         scores: Scores,
+        gains: Mapping[str, Tensor],
         config: CDPGConfig,
         about: Mapping[str, Any],
         tuned_on: int | None = None,
         own_metrics: Mapping[str, Metric] | None = None,
         own_counts: Mapping[str, Count] | None = None,
     ) -> Evaluation:
-        """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base."""
+        """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base.
+
+        ``gains`` has the gain of every model over the base, ``[context]``; it is empty if it was not measured.
+        """
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
         for found in statistics.values():
@@ -83,6 +87,8 @@ class Evaluation:
                 del found[name]
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
+        for name, gain in gains.items():
+            statistics[name][GAIN] = mean_statistic(gain.numpy())
         own = (own_metrics or {}, own_counts or {})
         return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on, *own)
 
@@ -135,7 +141,13 @@ class Evaluation:
             "contexts": len(self.outcomes[BASE].contexts),
             TUNED_ON: self.tuned_on,
             APPLIED: int(applies.any(dim=0).sum()),
+            **({} if self._with_gain() is None else {WITH_GAIN: self._with_gain()}),
         }
+
+    def _with_gain(self) -> int | None:
+        """How many contexts have a sample of the ideal model; None if the gain was not measured."""
+        gain = self.statistics[BASE].get(GAIN)
+        return None if gain is None else int(gain.terms[:, 1].sum())
 
     def _all_notices(self, names: Mapping[str, str], tuned: Mapping[str, str]) -> dict[str, Any]:
         """All of them for the user, and those on a model by its name in the file."""
@@ -145,6 +157,7 @@ class Evaluation:
             "notices": [
                 *(self._on_tuned_contexts() if tuned else ()),
                 *(notice for found in distances.values() for notice in found),
+                *(self._on_gain() if tuned else ()),
                 *self._on_references(),
                 *(notice for found in losses.values() for notice in found),
             ],
@@ -155,6 +168,15 @@ class Evaluation:
         problem = warning(self._on_contexts())
         if problem:
             yield f"{problem}; give others to evaluate on with {term('eval_contexts')}"
+
+    def _on_gain(self) -> Iterator[str]:
+        """A notice on contexts that do not count in the gain."""
+        counted, contexts = self._with_gain(), len(self.outcomes[BASE].contexts)
+        if counted is not None and counted < contexts:
+            yield (
+                f"{contexts - counted:,} of {contexts:,} contexts have no satisfying sample of the base, and do not "
+                "count in the gain; a larger gain_draws finds more"
+            )
 
     def _on_references(self) -> Iterator[str]:
         """A notice on contexts without a reference, if others have one."""

@@ -27,7 +27,7 @@ from cdpg.storage import overwriting, schedule
 from cdpg.storage.evaluations import write_evaluation
 from cdpg.storage.json_files import mapping, read_json, write_json, write_yaml
 from cdpg.storage.provenance import how_to_resume
-from cdpg.storage.run_folder import RunFolder, costs
+from cdpg.storage.run_folder import RunFolder, costs, kept
 from cdpg.system.distributed import processes_in_all
 from cdpg.system.files import refuse_links
 from cdpg.system.signals import StopSignal
@@ -203,7 +203,10 @@ def compare(
     evaluation = evaluate_saved(evaluator, models, job.task, command, signal)
     if evaluation is None:
         return None
-    result = evaluation.to_mapping() | {"costs": {run.name: costs(run.folder) for run in runs}}
+    result = evaluation.to_mapping() | {
+        "kept": {run.name: kept(run.folder) for run in runs},
+        "costs": {run.name: costs(run.folder) for run in runs},
+    }
     if len({run.method for run in runs}) < len(runs):
         result["seeds"] = _over_seeds(runs, result["models"])
     write_json(Path(job.settings.output_dir) / FILE, result)

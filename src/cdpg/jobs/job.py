@@ -13,7 +13,7 @@ from cdpg.constraints.named import load_constraint
 from cdpg.contexts.chats import as_chats
 from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, load_contexts
 from cdpg.contexts.digests import count_tuned_on, prompt_digests
-from cdpg.contexts.splitting import groups, whole_groups
+from cdpg.contexts.splitting import split
 from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.messages.foreign_names import unknown_setting
@@ -166,16 +166,14 @@ class Job:
         if len(contexts) < _FEW:
             _log.warning(f"only {len(contexts)} contexts: {same}")
             return contexts, contexts
-        numbers = groups(contexts)
-        order = UniformStream(self.data_seed, "held-out", 0).permutation(max(numbers) + 1).tolist()
-        chosen = whole_groups(numbers, order, min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE)))
-        if not chosen:
+        order = UniformStream(self.data_seed, "held-out", 0).permutation
+        count = min(_MOST_HELD_OUT, int(len(contexts) * _HELD_OUT_SHARE))
+        tuning, held_out = ([contexts[i] for i in part] for part in split(contexts, count, order))
+        if not held_out:
             _log.warning(
                 f"all contexts are of one file or have one prompt: {same}; {term('eval_contexts')} names others"
             )
             return contexts, contexts
-        tuning = [context for context, number in zip(contexts, numbers, strict=True) if number not in chosen]
-        held_out = [context for context, number in zip(contexts, numbers, strict=True) if number in chosen]
         spare = len(held_out) - _MOST_HELD_OUT  # of a single large file
         unused = f", and {spare:,} that belong with them are not used" if spare > 0 else ""
         held_out = held_out[:_MOST_HELD_OUT]

@@ -196,6 +196,30 @@ ANSWERS: tuple[tuple[str, str], ...] = (
 )
 """Names, separated by blanks, and the answer to each of them."""
 
+ARGUMENTS: tuple[tuple[str, str], ...] = (
+    (
+        "reward_funcs reward_func reward_functions reward_function reward_model rewards constraint",
+        "use constraints (a function of prompts and completions with values in [0, 1], or several; a reward function "
+        "of TRL with such values fits as it is)",
+    ),
+    ("tokenizer feature_extractor image_processor", "use processing_class"),
+    ("config training_args arguments", "use args (a CDPGConfig, or a dictionary of settings)"),
+    ("dataset data contexts", "use train_dataset"),
+    ("eval_contexts validation_dataset", "use eval_dataset"),
+    ("optimizers optimizer_cls_and_kwargs", _ADAM),
+    ("reward_processing_classes", "a constraint gets texts, and encodes them itself if it uses a model"),
+    ("data_collator", _LOADER),
+    ("model_init", "pass the model itself, or its name"),
+    ("compute_loss_func", _LOSS),
+    (
+        "preprocess_logits_for_metrics",
+        "an evaluation samples and judges; the argument measure adds metrics of your own",
+    ),
+    ("value_model", "the value estimate of ziegler is a layer on the policy itself"),
+    ("rollout_func environment_factory", "a completion is one answer, sampled by the model that is tuned"),
+)
+"""The same for the arguments of other trainers, where the answer is not the one above."""
+
 FAMILIES = {
     "vllm_": _CACHE,
     "hub_": _HUB,
@@ -215,6 +239,16 @@ def answer(name: str) -> str | None:
     """What to use instead of another library's name; None if the name is not known."""
     exact = next((text for names, text in ANSWERS if name in names.split()), None)
     return exact or next((text for start, text in FAMILIES.items() if name.startswith(start)), None)
+
+
+def unknown_argument(name: str, known: Iterable[str], settings: Iterable[str]) -> str:
+    """A sentence on a keyword that is no argument of the trainer: what to use instead, or how to set a setting."""
+    answered = next((text for names, text in ARGUMENTS if name in names.split()), None)
+    if answered is None and name in settings:
+        answered = f"it is a setting: pass args=CDPGConfig({name}=…)"
+    near = nearest(name, known, NEARLY_EQUAL)
+    suggested = f"did you mean {near!r}?" if near else f"the arguments are {', '.join(known)}"
+    return f"unknown argument {name!r}: {answered or answer(name) or suggested}"
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:

@@ -38,20 +38,20 @@ class NoticeHandler(logging.Handler):
 
 @contextmanager
 def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
-    """Within, notices go to standard error, of the main process alone.
+    """Show notices on standard error within the block, in the main process only.
 
-    If the program has handlers that get them, those have the notices instead, unless ``always``. A level that the
-    program has set for the logger ``cdpg`` stays, on every process. Without one, notices of the level INFO are shown,
-    too, and processes other than the main one give none, to whatever handlers.
+    If the program has its own handlers for them, only those get the notices, unless ``always`` is set. A level that
+    the program has set for the logger ``cdpg`` is kept on every process. Without one, the main process shows notices
+    from level INFO on, and the other processes give none, to any handler.
     """
     logger = logging.getLogger(LOGGER)
     level, propagate = logger.level, logger.propagate
     handlers: list[logging.Handler] = []
     if always or not _has_handlers(logger):
-        # A process that is not the main one has a handler, too: without any, logging itself would show warnings.
+        # The other processes need a handler too: without one, logging itself would show warnings.
         handlers.append(NoticeHandler() if is_main else logging.NullHandler())
         logger.addHandler(handlers[0])
-        logger.propagate = False  # a library that sets up the root logger meanwhile would show them a second time
+        logger.propagate = False  # otherwise a root logger set up meanwhile would show them again
     if level == logging.NOTSET and (handlers or not is_main):
         logger.setLevel(logging.INFO if is_main else _NOTHING)
     try:
@@ -67,8 +67,8 @@ def shown_notices(is_main: bool, always: bool = False) -> Iterator[None]:
 def _has_handlers(logger: logging.Logger) -> bool:
     """Whether the program has set up handlers that get the notices.
 
-    A notebook or a library may have set up the root logger for warnings alone, with no thought of these notices; they
-    would be lost there.
+    A root logger that is set up for warnings only, as notebooks and libraries do, does not count: notices of level INFO
+    would be lost.
     """
     asked = logger.level != logging.NOTSET or logger.isEnabledFor(logging.INFO)
     return bool(logger.handlers) or (logger.hasHandlers() and asked)

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 
 _PROGRAM = re.compile(r"\A(?:'[^'\n]*/([^'/\s]+)'|[^'\s]*/([^'/\s]+))(?=\s|\Z)")
-"""The first word of a command if it is a path, which has quotation marks if there is a blank in it; its last part."""
+"""A path at the start of a command, in quotation marks if it contains a blank; a group holds its last part."""
 _MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\]|\[|\Z)")
 """Backslashes, and the Rich tag, the bracket or the end that follows them."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from cdpg.config import CDPGConfig, MethodSettings, add_method, remove_method
 
@@ -89,8 +89,12 @@ class Method(ABC):
     """The settings of its own."""
     targets_p: ClassVar[bool] = False
     """Whether its optimum is the ideal model p."""
+    chooses_epoch: ClassVar[bool] = False
+    """Whether by default the model of the epoch with the largest gain is kept, if there are held-out contexts."""
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
+    proposal: ClassVar[Literal["policy", "base"]] = "policy"
+    """Which model draws its samples."""
     scores_every_sample: ClassVar[bool] = False
     """Whether the base must score the samples with b = 0 too. They are then drawn to their end (no pruning)."""
 
@@ -103,6 +107,16 @@ class Method(ABC):
     def passes(self) -> int:
         """Passes over each epoch's samples."""
         return 1
+
+    @property
+    def replay(self) -> int:
+        """Further steps on samples of earlier epochs, for each step on an epoch's own."""
+        return 0
+
+    @property
+    def replay_samples(self) -> int:
+        """Samples of the latest epochs that are kept for it."""
+        return 0
 
     def begin(self) -> State:
         """The state before the first epoch."""
@@ -125,6 +139,10 @@ class Method(ABC):
 
         ``module`` is the method's own, if any; ``total`` sums a tensor over all processes.
         """
+
+    def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
+        """The loss of samples of earlier epochs; ``state`` is that after the present one."""
+        raise TypeError(f"{self.name} does not replay")
 
 
 METHODS: dict[str, type[Method]] = {}
@@ -151,14 +169,12 @@ class WeightedMethod(Method):
     follows_policy: ClassVar[bool] = False
     """Whether w is multiplied by π/q, π being the policy of each step and q that of the samples."""
 
-    @property
-    def subtracts_control_variate(self) -> bool:
-        """Whether π/q is subtracted from w: its expected gradient is 0. Every sample then needs a gradient."""
-        return False
+    def subtracts_control_variate(self, state: State) -> bool:
+        """Whether π/q is subtracted from w: its expected gradient is 0. Every sample then needs a gradient.
 
-    @property
-    def differentiates_every_sample(self) -> bool:
-        return self.subtracts_control_variate
+        It is decided by the state before the epoch, so that the epoch's samples do not decide about themselves.
+        """
+        return False
 
     @abstractmethod
     def weights(self, rollout: Rollout, state: State) -> Tensor:
@@ -180,10 +196,14 @@ class WeightedMethod(Method):
         module: nn.Module | None = None,
         total: Total = of_one_process,
     ) -> EpochLoss:
+        subtracts = self.subtracts_control_variate(state)
         state = self.advance(state, rollout)
-        weights = self.weights(rollout, state)
-        loss = WeightedLoss(rollout, weights, self.follows_policy, self.subtracts_control_variate)
+        loss = WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy, subtracts)
         return EpochLoss(loss, state, self.metrics(state))
+
+    def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
+        """The same weights with the q that drew each sample and the present Ẑ_c, without a control variate."""
+        return WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy)
 
 
 class WeightedLoss(SampleLoss):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cdpg.errors import UserError
 
-_LOGITS_AT_ONCE = 2**26
+LOGITS_AT_ONCE = 2**26
 """Numbers in the largest ``[token, vocabulary]`` tensor that is held: 256 MB in float32."""
 
 
@@ -54,12 +54,19 @@ class VocabularyHead:
             )
 
 
-def chosen_log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
+def chosen_log_probs(
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    tokens: Tensor,
+    vocabulary: int,
+    logits_at_once: int = LOGITS_AT_ONCE,
+) -> Tensor:
     """``log softmax(head(hidden))[token]`` for ``[n, feature]`` states and ``[n]`` tokens, differentiable.
 
-    Large inputs are split, and the logits of a piece are recomputed in the backward pass.
+    If there are more than ``logits_at_once`` logits, they are computed in pieces, and the logits of a piece are
+    computed again in the backward pass.
     """
-    size = max(1, _LOGITS_AT_ONCE // vocabulary)
+    size = max(1, logits_at_once // vocabulary)
     if len(tokens) <= size:
         return _piece(head, hidden, tokens)
     pieces = zip(hidden.split(size), tokens.split(size), strict=True)

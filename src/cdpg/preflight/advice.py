@@ -231,7 +231,7 @@ def _on_samples(stats: ProbeStatistics) -> list[Advice]:
         Advice(
             "careful",
             f"With M = {stats.samples} each weight of {stats.method} is divided by a mean of {stats.samples} to which "
-            f"it belongs: the fewer there are, the less the weights tell of how far the policy has gone from the base, "
+            f"it belongs: the fewer there are, the less the weights say about how far the policy is from the base, "
             f"and with M = 1 {stats.method} is reinforce. Raise num_generations to {_MIN_SAMPLES} or more, and lower "
             f"contexts_per_epoch for it.",
         )

@@ -19,6 +19,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.contexts.stream import ContextStream
 from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
+from cdpg.methods import make_method
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.rng import UniformStream
@@ -173,9 +174,10 @@ def _result(
     )
     context = context_seconds(config, pace, inputs.measure.beams)
     share = sum(hits) / len(hits) if hits else 0.0
+    most = share if make_method(config).proposal == "base" else 1.0  # the base's satisfaction stays as it is
     low, high = (
         run_seconds(config, epoch_seconds(config, pace, satisfying), context, len(inputs.held_out))
-        for satisfying in (share, 1.0)
+        for satisfying in (share, most)
     )
     evaluating = context * evaluated_contexts(config, len(inputs.held_out))
     stats = dataclasses.replace(stats, evaluations=evaluating / low if low else 0.0)

@@ -11,7 +11,7 @@ __all__ = ["write_figures", "write_report"]
 
 
 def write_report(paths: Sequence[Path], output: Path) -> Path:
-    """Write one HTML file on run and comparison folders; runs that do not compare are in separate blocks."""
+    """Write one HTML file on run and comparison folders; runs that are not comparable are in separate blocks."""
     _require_libraries()
     from cdpg.report.assembly import read_studies
     from cdpg.report.page import render

@@ -102,7 +102,7 @@ def _made_otherwise(block: Sequence[Run]) -> list[str]:
         return []
     return [
         f"by their config.yaml these runs differ in {', '.join(found)}: the tables are of one evaluation of them all, "
-        "the curves along the runs do not compare"
+        "the curves of the runs are not comparable"
     ]
 
 
@@ -126,7 +126,7 @@ def _drafts(block: Sequence[Run], comparison: Record) -> list[_Draft]:
 def _labels(drafts: Sequence[_Draft], several: bool) -> list[str]:
     """A unique label for each group: the method if it has one group only, else the run's name.
 
-    With several blocks the runs' names for all: what the user gave is looked for in them.
+    With several blocks every group has its run's name, since users look for the names that they gave.
     """
     methods, stems = [draft.method for draft in drafts], [draft.stem for draft in drafts]
     names = [draft.stem if stems.count(draft.stem) == 1 else draft.place for draft in drafts]
@@ -207,7 +207,7 @@ def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list
         whole.pop(key, None)
     if differing:
         called = ", ".join(_CONDITIONS[key] for key in differing)
-        notes.append(f"these runs were not evaluated alike, they differ in {called}: compare with care")
+        notes.append(f"these runs were not evaluated in the same way, they differ in {called}: compare with care")
     for key in (TUNED_ON, APPLIED):
         if len({number(record.get(key)) for record in evaluations}) > 1:
             whole[key] = None

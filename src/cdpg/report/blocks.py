@@ -1,8 +1,8 @@
 """Which runs may be compared: those of one base, one constraint and the same evaluated contexts.
 
-A run's ``config.yaml`` names all three, base and contexts by their fingerprints. Runs that differ in one of them stand
-in blocks of their own. Where a file is missing or old and does not say, runs stand together only if their evaluations
-have the very same figures of the base: the same samples, judged alike.
+A run's ``config.yaml`` names all three, base and contexts by their fingerprints. Runs that differ in one of them are in
+separate blocks. If a missing or old file leaves one of them open, runs are in one block only if their evaluations have
+exactly the same figures of the base: then the samples and the verdicts were the same.
 """
 
 from __future__ import annotations

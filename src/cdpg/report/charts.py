@@ -1,6 +1,6 @@
-"""Kinds of chart, each drawn into the axes of a figure of its own; nothing global is touched but for one figure's time.
+"""Kinds of chart, each drawn into the axes of a figure of its own; global settings change only while a figure is drawn.
 
-Lines carry their names at their right end, so that no legend has to be searched. Names that would overlap are moved
+Lines carry their names at their right end, so that no legend is needed. Names that would overlap are moved
 apart.
 """
 

@@ -73,6 +73,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
             )
     if names:
         return
+    of_base = _samples_of_base(study)
     for name in ("satisfaction", "kl_target_policy", "coverage", "length"):
         lines = _lines(study, lambda group, name=name: logged(group, name, clock))
         if lines:
@@ -81,9 +82,16 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
             yield Chart(
                 f"training-{stem(name)}",
                 capital(metric.label),
-                f"{metric.meaning} From the training samples{', those left out that were pruned' if pruned else ''}.",
+                f"{metric.meaning} From the training samples"
+                f"{', those left out that were pruned' if pruned else ''}.{of_base}",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric)),
             )
+
+
+def _samples_of_base(study: Study) -> str:
+    """A sentence on the runs whose training samples the base has drawn; empty if there is none."""
+    labels = [group.label for group in study.groups if any(run.samples_base for run in group.runs)]
+    return f" Those of {' and '.join(labels)} are the base's own, whatever it has learnt." if labels else ""
 
 
 def _cost_of_constraint(study: Study) -> Iterator[Chart]:
@@ -254,8 +262,8 @@ def _base_level(study: Study, metric: str) -> float | None:
     """The base's value on the contexts of the curves, a mean over the runs; else from the final evaluation.
 
     The final evaluation has other pools than the points of a curve: its pooled KL is no level for them. Runs that were
-    evaluated along the way on different contexts have no level in common: each line begins at its own base. What is an
-    estimate of the base all along has no level: a line that leaves it is noise, no gain.
+    evaluated along the way on different contexts have no level in common: each line begins at its own base. A metric
+    that estimates a quantity of the base has no level: its line differs from the base by noise only.
     """
     if study.describe(metric).of_base or len(contexts_along(study)) > 1:
         return None

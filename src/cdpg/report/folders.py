@@ -48,6 +48,11 @@ class Run:
         return given if isinstance(given, str) and given else self.name.split("-seed")[0]
 
     @property
+    def samples_base(self) -> bool:
+        """Whether the base draws the training samples: then they do not show what the run has learnt."""
+        return any(record.get("samples_of_base") is True for record in self.metrics)
+
+    @property
     def samples_per_epoch(self) -> float | None:
         """N·M; None if the configuration lacks it."""
         contexts, samples = (number(self.config.get(key)) for key in ("contexts_per_epoch", "num_generations"))
@@ -113,7 +118,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _without_pool_of_one(record: Record) -> Record:
-    """The base's evaluation without its pooled KL: its pool has one model, so later values do not compare."""
+    """The base's evaluation without its pooled KL: a pool of one model is not comparable with later ones."""
     if number(record.get("epoch")) != 0:
         return record
     return {**record, "metrics": without(record.get("metrics"), POOLED)}

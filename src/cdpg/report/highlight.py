@@ -1,4 +1,4 @@
-"""Outputs with what matters in them marked: names that recur in the source, numerals, the parts of Python.
+"""Marks parts of outputs: names that occur in the source, numerals, and the tokens of Python.
 
 Everything here turns hostile text into safe HTML: each piece is made visible and escaped before any element is put
 around it. Nothing is compiled or run.

@@ -20,7 +20,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from cdpg.evaluation.held_out import contexts_in_words, on_few, warning
-from cdpg.evaluation.metrics import METRICS, POOLED
+from cdpg.evaluation.metrics import GAIN, METRICS, POOLED
 from cdpg.messages.text import typed_command
 from cdpg.report.blocks import described, reasons
 from cdpg.report.charts import Chart, to_svg
@@ -149,8 +149,8 @@ def _apart(studies: Sequence[Study]) -> str:
         else "Their files do not show that they had the same base model, constraint and evaluated contexts."
     )
     return (
-        f"These runs are not one comparison, and stand in {len(studies)} blocks. {why} Each run stands beside its own "
-        "base; figures of different blocks do not compare, and models are ranked within their block alone."
+        f"These runs are not one comparison and are shown in {len(studies)} blocks. {why} Each run is compared with "
+        "its own base. Figures of different blocks are not comparable, and models are ranked only within their block."
     )
 
 
@@ -242,6 +242,9 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
         return mean(v.mean for v in base if v is not None), mean(v.mean for v in tuned if v is not None)
 
     facts = []
+    gain = of(GAIN)[1]
+    if gain is not None:
+        facts.append(("gain", f"{written(gain, 2)} nats nearer to the ideal model"))
     distance = POOLED if of(POOLED)[1] is not None else "kl_target_policy"
     start, end = of(distance)
     if end is not None:

@@ -108,17 +108,18 @@ def _group_label(study: Study, model: str) -> str:
 def _from_training(study: Study) -> list[Record]:
     """Contexts of the last logged epochs, those shared by most runs first."""
     by_prompt: dict[str, Record] = {}
-    for model, sample in _last_samples(study):
+    for model, sample, decoding in _last_samples(study):
         prompt = sample.get("prompt")
         if isinstance(prompt, str) or is_chat(prompt):
-            output = {"text": sample.get("completion"), "b": sample.get("b"), "decoding": "training sample"}
+            output = {"text": sample.get("completion"), "b": sample.get("b"), "decoding": decoding}
             example = by_prompt.setdefault(json.dumps(prompt), {"prompt": prompt, "outputs": {}})
             example["outputs"].setdefault(model, []).append(output)
     return sorted(by_prompt.values(), key=lambda example: -len(example["outputs"]))[:4]
 
 
-def _last_samples(study: Study) -> Iterator[tuple[str, Record]]:
+def _last_samples(study: Study) -> Iterator[tuple[str, Record, str]]:
     for group in study.groups:
         for run in group.runs[:1]:
+            kind = "training sample of the base" if run.samples_base else "training sample"
             for sample in reversed(run.samples[-32:]):
-                yield group.models[0], sample
+                yield group.models[0], sample, kind

@@ -1,8 +1,9 @@
 """Colours, markers and dashes, the same in every figure of every report; each method has its own in its file.
 
-The colours were chosen for the greatest least distance between any two of them under normal sight and under simulated
-protanopia, deuteranopia and tritanopia, with enough contrast to serve as text. Marker and dash say the same again, for
-print without colour. Each has a twin for dark pages, which a style sheet puts in its place: figures are drawn once.
+The colours were chosen to maximise the smallest distance between any two of them under normal sight and under simulated
+protanopia, deuteranopia and tritanopia, with enough contrast to serve as text. Markers and dashes
+identify the methods in print without colour. Each colour has a counterpart for dark pages, which a style sheet
+substitutes, so that a figure is drawn once.
 """
 
 from __future__ import annotations

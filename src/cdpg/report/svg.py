@@ -1,7 +1,7 @@
-"""Matplotlib's SVG made fit for a page with a strict content-security policy, and lighter.
+"""Adapts Matplotlib's SVG to a page with a strict content-security policy, and makes it smaller.
 
-Style attributes, which such a policy forbids, become presentation attributes; the style element, the metadata and the
-document type go; identifiers are made unique by the figure's name; numbers keep two decimals.
+Style attributes, which such a policy forbids, become presentation attributes; the style element, the metadata
+and the document type are removed; identifiers are made unique by the figure's name; numbers keep two decimals.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _restyle(element: ElementTree.Element) -> None:
 
 
 def _rename(element: ElementTree.Element, name: str) -> None:
-    """Identifiers that nothing refers to go with the others: all get the figure's name in front."""
+    """Put the figure's name before every identifier, also before those that nothing refers to."""
     link = element.attrib.pop(_LINK, None)
     if link is not None:
         element.set("href", f"#{name}-{link.removeprefix('#')}")

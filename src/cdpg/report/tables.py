@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdpg.evaluation.metrics import POOLED, Metric
+from cdpg.evaluation.metrics import GAIN, POOLED, Metric
 from cdpg.methods import label_of
 from cdpg.report.figures import axis_label
 from cdpg.report.study import Study
@@ -20,7 +20,7 @@ from cdpg.storage.json_files import mapping, sequence
 _GROUPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "requirement": (
         "The requirement, and how far the model moved",
-        ("satisfaction", "satisfaction_beam", POOLED, "kl_target_policy", "kl_policy_base"),
+        ("satisfaction", "satisfaction_beam", GAIN, POOLED, "kl_target_policy", "kl_policy_base"),
         (),
     ),
     "outputs": ("The outputs", (), ("distinct_2", "length", "ended")),
@@ -30,7 +30,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
 }
-"""The title of each table, and the metrics of every evaluation that stand before and after the task's own."""
+"""The title of each table, and the metrics of every evaluation that are shown before and after the task's own."""
 MOST_COLUMNS = 6
 """Columns side by side; a wider table continues below."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
@@ -108,7 +108,7 @@ def to_csv(rows: Sequence[Sequence[object]]) -> str:
 def neutral(cell: object) -> str:
     """A cell as text; one that a spreadsheet would run as a formula is preceded by an apostrophe.
 
-    So does each part between semicolons, where spreadsheets of many countries begin a new cell.
+    So is each part between semicolons, where spreadsheets of many countries begin a new cell.
     """
     if cell is None:
         return ""

@@ -63,7 +63,7 @@ def unfinished(label: str, done: int, wanted: float | None) -> Iterator[Remark]:
     if not done or wanted is None:
         yield Unjudged(label, EPOCHS, NO_EPOCHS if not done else "the configuration does not say how many epochs")
     elif done < wanted:
-        text = f"{done:,} of {wanted:,.0f} epochs are logged: what is said here is about a run that is not over."
+        text = f"{done:,} of {wanted:,.0f} epochs are logged: these remarks are about an unfinished run."
         advice = f"Continue it with {term('resume', typed=True)}, or in Python with {term('resume', typed=False)}."
         yield Finding("warning", label, "Not finished", text, advice)
     else:
@@ -140,8 +140,14 @@ def uneven_weights(
     yield Finding(level, label, "Weights are degenerate" if degenerate else "Weights are uneven", text, advice)
 
 
-def still_moving(label: str, satisfaction: Sequence[float]) -> Iterator[Remark]:
-    """Whether the last tenth of the run differs from the tenth before it by more than chance."""
+def still_moving(label: str, satisfaction: Sequence[float], of_base: bool = False) -> Iterator[Remark]:
+    """Whether the last tenth of the run differs from the tenth before it by more than chance.
+
+    ``of_base``: the base has drawn the training samples.
+    """
+    if of_base:
+        yield Unjudged(label, MOVING, "its training samples are the base's, whatever it has learnt")
+        return
     epochs = len(satisfaction)
     if epochs < LEAST_EPOCHS:
         why = f"a run of {epochs:,} epoch{'s' * (epochs != 1)} is too short: {LEAST_EPOCHS} are needed"

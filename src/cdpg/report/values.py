@@ -1,7 +1,7 @@
 """Numbers and text from untrusted files: invalid numbers become None, invisible characters are spelt out.
 
-Nothing here raises on what a file holds. Text keeps its letters; characters that steer a terminal, hide, or turn the
-order of reading are replaced by something that can be seen.
+Nothing here raises on what a file holds. Control characters of a terminal, invisible
+characters and those that change the reading order are replaced by a visible code; other text is unchanged.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def short(value: Any, limit: int = 40) -> str:
 
 
 def distinct(names: Sequence[str], limit: int = 40) -> list[str]:
-    """The names as ``short`` has them, but all different: those that would look alike are cut where they differ.
+    """The names as ``short`` makes them, but all different: names that would look the same are cut where they differ.
 
-    What nothing to be seen tells apart is numbered.
+    Names without a visible difference are numbered.
     """
     lines = [_line(name) for name in names]
     alike: dict[str, list[str]] = {}
@@ -141,7 +141,7 @@ def _cut(line: str, limit: int) -> str:
 
 
 def _cut_at_difference(line: str, alike: Sequence[str], limit: int) -> str:
-    """The line's beginning, and its part from where it differs from those that begin alike."""
+    """The line's beginning, and its part from where it differs from lines with the same beginning."""
     if len(line) <= limit or len(set(alike)) == 1:
         return _cut(line, limit)
     first, last, head = min(alike), max(alike), limit // 4

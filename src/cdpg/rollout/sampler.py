@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -98,13 +99,14 @@ class Sampler:
         share = self.processes.share(len(contexts))
         own = [contexts[i] for i in share], [prompts[i] for i in share]
         prunes = self.config.prune and not every_sample
-        samples, checked = self._sample(number, *own, share.start, watch, stream, prunes)
-        b = checked.b
-        rows = torch.arange(b.numel())
-        if not self.policy.exact_sampling:
-            log_q = score_samples(self.policy, samples, rows, self.config.tokens_per_pass)
-            samples = samples.with_log_q(log_q)
-            watch.lap("sampling")
+        with self.base.as_base() if self.policy_is_base else nullcontext():
+            samples, checked = self._sample(number, *own, share.start, watch, stream, prunes)
+            b = checked.b
+            rows = torch.arange(b.numel())
+            if not self.policy.exact_sampling:
+                log_q = score_samples(self.policy, samples, rows, self.config.tokens_per_pass)
+                samples = samples.with_log_q(log_q)
+                watch.lap("sampling")
         if self.policy_is_base:
             token_log_a = samples.token_log_q
         else:

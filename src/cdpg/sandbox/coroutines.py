@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported with the first coroutine: most functions have none, and workers should start at once
+    import asyncio
 
 
 class EventLoop:
@@ -23,6 +25,8 @@ class EventLoop:
         """The result of a call: what it returned, awaited if it is awaitable."""
         if not inspect.isawaitable(returned):
             return returned
+        import asyncio
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), name="cdpg-coroutines", daemon=True).start()
@@ -47,6 +51,8 @@ async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
+    import asyncio
+
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

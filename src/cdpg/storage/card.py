@@ -81,7 +81,7 @@ def _front_matter(base: str, settings: Mapping[str, Any], kind: Any) -> str:
 
 
 def base_on_hub(base: str, settings: Mapping[str, Any]) -> str | None:
-    """The base's name on the hub, which takes no other there; None where it came from a folder or a program."""
+    """The base's name on the hub; None if it came from a folder or a program, since the hub accepts no other name."""
     sampling = mapping(mapping(settings.get("origin")).get("sampling"))
     if "hub_id" in sampling:
         known = sampling["hub_id"]
@@ -180,7 +180,7 @@ def _use(kind: Any, settings: Mapping[str, Any], evaluation: Mapping[str, Any]) 
 def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     """Notes on the program, a paragraph each."""
     yield (
-        "This draws as the figures were made: from all of the model's distribution, which is what was tuned. The "
+        "This samples as the evaluation did: from the model's full distribution, which is what was tuned. The "
         "folder's `generation_config.json` says the same."
     )
     if sampling.get("system") is True:
@@ -197,8 +197,8 @@ def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
     stop = mapping(sampling.get("stop"))
     if stop and not stop.get("code"):
         yield (
-            f"**Outputs were ended by a rule of the run's own, {_code(stop.get('name'))}, which the program above "
-            "lacks**: end them likewise, or the figures do not hold."
+            f"**The run ended outputs by its own stop rule, {_code(stop.get('name'))}, which the program above "
+            "lacks**: apply the same rule, or the figures do not hold."
         )
     if mapping(settings.get("origin")).get("adapters"):
         yield (
@@ -233,7 +233,7 @@ def _repetition(origin: Mapping[str, Any]) -> str:
 def _limits(evaluation: Mapping[str, Any]) -> str:
     sentences = [
         "Satisfaction is raised, not guaranteed: check outputs where it matters.",
-        "The constraint is what its function checks and nothing more: neither truth nor safety was looked at.",
+        "The constraint is what its function checks and nothing more: neither truth nor safety was checked.",
         "What the base gets wrong, and its biases, remain; its licence and terms apply.",
         _scope(evaluation),
     ]

@@ -8,13 +8,13 @@ from typing import Any
 from cdpg.errors import RunError
 from cdpg.storage.card import write_card
 from cdpg.storage.json_files import write_json
-from cdpg.storage.run_folder import RunFolder, costs
+from cdpg.storage.run_folder import RunFolder, costs, kept
 from cdpg.system import files
 
 
 def write_evaluation(run: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
     """Write a run's figures and costs, and its model's card again; returns what was written."""
-    figures = {**result, "costs": {"tuned": costs(run)}}
+    figures = {**result, "kept": kept(run), "costs": {"tuned": costs(run)}}
     try:
         files.make_folder(run.path)  # a trainer may evaluate before it has trained
     except OSError as error:

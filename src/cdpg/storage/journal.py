@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import State
 from cdpg.storage import schedule
 from cdpg.storage.atomic import write_lines
-from cdpg.storage.checkpoints import Checkpoint, prune, save_checkpoint
-from cdpg.storage.json_files import write_yaml
+from cdpg.storage.checkpoints import Checkpoint, Tensors, prune, save_checkpoint
+from cdpg.storage.json_files import write_json, write_yaml
 from cdpg.storage.jsonl import JsonlFile, last_record
 from cdpg.storage.overwriting import remove_run, require_place
 from cdpg.storage.run_folder import RunFolder
@@ -50,6 +49,10 @@ class Journal:
         settings = config.replace(overwrite_output_dir=False).to_mapping()
         write_yaml(self._folder.config, {**inputs, **settings, "origin": self._origin})
 
+    def describe_kept(self, keep: str, epoch: int, gain: float | None) -> None:
+        """Write which model the run ends with, and its gain on the contexts set aside."""
+        write_json(self._folder.kept, {"keep": keep, "epoch": epoch, "gain_validation": gain})
+
     def begin(self, checkpoint: Checkpoint | None, config: CDPGConfig) -> None:
         """Cut the logs at the checkpoint of a resumed run, or empty them for a new run."""
         files.tidy(self._folder.checkpoints)
@@ -60,17 +63,22 @@ class Journal:
             file.truncate(0 if checkpoint is None else checkpoint.state["positions"][name])
         if checkpoint is not None and checkpoint.epoch < config.epochs:
             files.discard(self._folder.model)  # results of an earlier end are out of date
+            files.discard(self._folder.kept)
             files.discard(self._folder.evaluation)
             files.discard(self._folder.report)
 
-    def save(self, epoch: int, config: CDPGConfig, method_state: State) -> None:
-        """Write a checkpoint; the logs are flushed to the disk first."""
+    def save(self, epoch: int, config: CDPGConfig, values: Mapping[str, Any], tensors: Tensors) -> None:
+        """Write a checkpoint; the logs are flushed to the disk first.
+
+        ``values`` and ``tensors`` are what the run carries beside the weights and the optimiser's moments.
+        """
         for file in self._logs.values():
             file.sync()
         state = {
             "config": schedule.with_defaults(config).to_mapping(),
             "origin": self._origin,
-            "objective": dict(method_state),
+            **values,
             "positions": {name: file.position() for name, file in self._logs.items()},
         }
-        save_checkpoint(self._folder.checkpoints, epoch, self._trainable.tensors(), state, config.keep_checkpoints)
+        everything = {**self._trainable.tensors(), **tensors}
+        save_checkpoint(self._folder.checkpoints, epoch, everything, state, config.keep_checkpoints)

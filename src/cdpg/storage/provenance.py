@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import re
@@ -45,6 +46,8 @@ _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
 """Settings that change the order of sums, and so the last bits of a result; allowed, since memory may require it."""
 _MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
 """Settings that change the data of ``evaluations.jsonl``."""
+_EARLIER = {"keep": "last", "partition": "batch", "control_variate": False, "replay": 0, "prune": False}
+"""What a run of an earlier version did that does not have these settings."""
 _LIMITS = frozenset({"check_seconds", "check_memory"})
 """Settings that may change the verdict on a text that exhausts its check."""
 
@@ -117,7 +120,8 @@ def model_name(module: nn.Module) -> str:
 
 def begun_with(state: Mapping[str, Any]) -> CDPGConfig:
     """The settings in a checkpoint's state; settings of another version that no longer exist are left out."""
-    return CDPGConfig.from_mapping({key: value for key, value in state["config"].items() if key in FIELDS})
+    settings = {**_EARLIER, **state["config"]}
+    return CDPGConfig.from_mapping({key: value for key, value in settings.items() if key in FIELDS})
 
 
 def check_resume(
@@ -187,7 +191,7 @@ def _other_measures(
         notices.append(f"evaluations from here on are not comparable with those before: {'; '.join(changes)}")
     limits = _changed(_LIMITS, then, config)
     if limits:
-        notices.append(f"texts that exhaust their check may be judged otherwise than before: {'; '.join(limits)}")
+        notices.append(f"texts that exhaust their check may be judged differently than before: {'; '.join(limits)}")
     return notices
 
 
@@ -215,6 +219,12 @@ def how_to_resume(command: str | None) -> str:
 
 def versions() -> dict[str, str]:
     """Installed versions of Python and of the packages that results depend on."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    """The same, read once: it takes as long as some epochs of a small model."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

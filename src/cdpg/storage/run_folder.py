@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from cdpg.errors import UserError
 from cdpg.messages.terms import term
@@ -66,6 +68,11 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def kept(self) -> Path:
+        """Which epoch's model it is, and why."""
+        return self.path / "kept.json"
+
+    @property
     def nonfinite(self) -> Path:
         """Folder of batches whose loss or gradient was not finite, kept for inspection."""
         return self.path / "nonfinite"
@@ -119,7 +126,7 @@ class RunFolder:
         """Refuse links: nothing that a run writes may end outside its folder."""
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
-            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.path / ".lock"),
+            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.kept, self.path / ".lock"),
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):
@@ -173,6 +180,15 @@ def costs(folder: RunFolder) -> dict[str, float]:
     records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
     keys = ("samples", "tokens", "seconds")
     return {"epochs": len(records), **{key: sum(record.get(key) or 0 for record in records) for key in keys}}
+
+
+def kept(folder: RunFolder) -> dict[str, Any] | None:
+    """Which epoch's model a run ended with, as ``kept.json`` says; None if it does not."""
+    try:
+        found = json.loads(folder.kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_tuned_on(folder: RunFolder) -> frozenset[str] | None:

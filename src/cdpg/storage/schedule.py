@@ -89,7 +89,7 @@ def _go_back(first: int, checkpoints: Path, kept: Sequence[int]) -> str:
     """How to continue from before an epoch, if a checkpoint allows it."""
     earlier = [epoch for epoch in kept if epoch < first]
     if not earlier:
-        return "make the longer run anew in another folder (no checkpoint from before the fall is left)"
+        return "start the longer run from the beginning in another folder (no checkpoint from before the fall is left)"
     later = " and ".join(repr(str(checkpoints / f"epoch-{epoch:06d}")) for epoch in kept if epoch >= first)
     path = str(checkpoints / f"epoch-{max(earlier):06d}")
     return for_caller(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from cdpg.errors import UserError
 from cdpg.messages.terms import term
-from cdpg.methods.base import State
 from cdpg.storage.checkpoints import Checkpoint
 
 
@@ -42,26 +41,33 @@ class Trainable:
         weights = {name: parameter.detach() for name, parameter in parameters.items()}
         return {"weights": weights, "optimizer": moments}
 
-    def restore(self, checkpoint: Checkpoint) -> State:
-        """Continue from a checkpoint of the same model and method; the method's state."""
+    def copied_weights(self) -> dict[str, Tensor]:
+        """Copies of the weights on the CPU."""
+        return {name: parameter.detach().cpu().clone() for name, parameter in self.named_parameters().items()}
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the parameters these values; the optimiser's state stays."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters().items():
+                parameter.copy_(weights[name])
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of the same model and method."""
         parameters = self.named_parameters()
         self._check_names(checkpoint, parameters)
         moments: dict[str, dict[str, Tensor]] = {}
         for key, value in checkpoint.tensors.get("optimizer", {}).items():
             name, _, kind = key.rpartition(".")
             moments.setdefault(name, {})[kind] = value
+        self.set_weights(checkpoint.tensors["weights"])
         self.optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(checkpoint.tensors["weights"][name])
-                if name in moments:
-                    self.optimizer.state[parameter] = {
-                        # Fused Adam keeps its step count on the parameter's device.
-                        kind: value.to(parameter.device)
-                        for kind, value in moments[name].items()
-                    }
-        state: State = checkpoint.state["objective"]
-        return state
+        for name, parameter in parameters.items():
+            if name in moments:
+                self.optimizer.state[parameter] = {
+                    # Fused Adam keeps its step count on the parameter's device.
+                    kind: value.to(parameter.device)
+                    for kind, value in moments[name].items()
+                }
 
     @staticmethod
     def _check_names(checkpoint: Checkpoint, parameters: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopSignal:
     """While active, remembers the signal that asked the run to end; does nothing outside the main thread.
 
-    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. One within another
-    starts with what the other has received, and passes on to it what it receives.
+    A signal that the caller has chosen to ignore, as ``nohup`` does, stays ignored. They may be
+    nested: the inner one starts with the signal that the outer one has received, and passes its own on.
     """
 
     def __init__(self) -> None:

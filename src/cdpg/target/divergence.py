@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,6 +35,20 @@ def mean_over_covered(per_context: Tensor) -> tuple[float | None, float]:
     covered = ~per_context.isnan()
     share = float(covered.double().mean()) if len(per_context) else 0.0
     return (float(per_context[covered].mean()) if covered.any() else None), share
+
+
+def mean_by_context(
+    values: Tensor, owners: Tensor, contexts: int, total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Tensor:
+    """The mean of ``[sample]`` values over the samples of each context, ``[context]``; NaN for a context without any.
+
+    ``owners`` has the context of each sample; ``total`` sums a tensor over all processes. With values
+    log π(x|c) − log a(x|c) on exact samples of p_c this is the gain, KL(p_c, a) − KL(p_c, π), without bias.
+    """
+    sums = values.new_zeros(2, contexts)
+    sums.index_add_(1, owners, torch.stack([values, torch.ones_like(values)]))
+    sums = total(sums)
+    return sums[0] / sums[1]
 
 
 def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:

@@ -1,13 +1,11 @@
 """The sampling noise in estimates of Z_c, and the deviation of Z_c between contexts without it.
 
-The functions take tensors and arrays alike, and need neither library of the other.
+The functions work on PyTorch tensors and on NumPy arrays.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
 
 
 def sampling_noise(ratio: Any, valid: Any, z: Any, count: Any) -> Any:
@@ -22,4 +20,6 @@ def sampling_noise(ratio: Any, valid: Any, z: Any, count: Any) -> Any:
 
 def without_noise(variance: Any, noise: Any) -> Any:
     """max(0, variance − noise): the variance of Z_c between contexts, from that of the estimates; NaN if either is."""
+    import numpy as np  # not above: worker processes import this module and should start at once
+
     return np.maximum(0.0, variance - noise)

@@ -82,7 +82,7 @@ class PooledPartition:
             return ratio.new_full(ratio.shape, prior.mean).log()
         total = ratio.new_tensor([self.sums[index][0] for index in contexts])[:, None]
         count = ratio.new_tensor([self.sums[index][1] for index in contexts])[:, None]
-        others = (total - ratio).clamp(min=0.0)  # rounding may leave less than nothing
+        others = (total - ratio).clamp(min=0.0)  # rounding may make it negative
         return ((others + prior.strength * prior.mean) / (count - 1 + prior.strength)).log()
 
     def to_mapping(self) -> dict[str, Any]:

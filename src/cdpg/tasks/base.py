@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # it imports torch, and a task's name is checked before torch
 
 _log = logging.getLogger(__name__)
 
+PAPER = {"partition": "batch", "control_variate": False, "replay": 0, "keep": "last"}
+"""The estimator of the paper, for its presets."""
+
 Row = Mapping[str, Any]
 """The columns of a context before it has a prompt."""
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import RunError
-from cdpg.methods.base import State
+from cdpg.rollout.replay import ReplayBuffer
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Stopwatch
 from cdpg.system.threads import CoreWatch
 from cdpg.training.nonfinite import keep_refused
 from cdpg.training.optimization import StepSummary, Updater
-from cdpg.training.records import metrics_record, sample_records
+from cdpg.training.records import OF_BASE, metrics_record, sample_records
+from cdpg.training.replay import Replay
 from cdpg.training.setup import Parts
+from cdpg.training.state import RunState
 
 
 class Epoch:
-    """An epoch as it goes on. What fails before the first step leaves a checkpoint of the epochs before."""
+    """One epoch. A failure before its first step leaves a checkpoint of the epochs before."""
 
     def __init__(
         self, number: int, parts: Parts, updater: Updater, config: CDPGConfig, rescue: Callable[[], None]
@@ -31,7 +34,7 @@ class Epoch:
         self.cores = CoreWatch()
 
     def sample(self) -> Rollout:
-        """Draw contexts c and samples x ~ π(·|c), judge them, b(x,c), and score them, log a(x|c)."""
+        """Draw contexts c and samples x ~ q(·|c), judge them, b(x,c), and score them, log a(x|c)."""
         parts, number = self._parts, self._number
         chosen = parts.stream.draw(number - 1, self._config.contexts_per_epoch)
         contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
@@ -49,12 +52,14 @@ class Epoch:
             raise problem
         return rollout
 
-    def update(self, rollout: Rollout, state: State) -> StepSummary:
+    def update(self, rollout: Rollout, state: RunState) -> tuple[StepSummary, RunState]:
         """Compute the weights and take the steps θ ← θ + α · w(x,c) · ∇log π(x|c).
 
-        ``state`` is the method's after the epoch before.
+        ``state`` is the run's after the epoch before; returns that after this one, too.
         """
-        summary = self._updater.update(rollout, state, self._rescue)
+        buffer = self._remembered(rollout, state)
+        replay = self._replay(buffer) if state.is_improving(self._number) else None
+        summary = self._updater.update(rollout, state.method, self._rescue, replay)
         self._watch.lap("gradient")
         if summary.refused and self._parts.is_main:
             keep_refused(self._parts.folder.nonfinite, rollout, summary)
@@ -64,12 +69,41 @@ class Epoch:
                 f"max_grad_norm; the batch is in {str(self._parts.folder.nonfinite)!r}, the checkpoints are those from "
                 "before"
             )
-        return summary
+        return summary, replace(state, method=summary.state, replay=buffer)
 
-    def record(self, rollout: Rollout, summary: StepSummary) -> dict[str, Any]:
-        """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks."""
+    def _remembered(self, rollout: Rollout, state: RunState) -> ReplayBuffer:
+        """The samples for replay, with those of this epoch unless its weights are not finite: it has no step then."""
+        if not self._parts.method.replay or not bool(rollout.log_ratio.exp().isfinite().all()):
+            return state.replay
+        return state.replay.add(rollout, self._parts.processes)
+
+    def _replay(self, buffer: ReplayBuffer) -> Replay | None:
+        parts = self._parts
+        if not parts.method.replay:
+            return None
+        of_run = (parts.contexts, parts.prompts, self._config, parts.processes)
+        return Replay(buffer, parts.method.replay, parts.method, *of_run)
+
+    def validate(self, state: RunState) -> tuple[float | None, RunState]:
+        """The gain on the contexts set aside, if there are any, and the state with the best model so far."""
+        parts = self._parts
+        gains = parts.validation.gains(self._config.tokens_per_pass)
+        if gains is None or state.best is None:
+            return None, state
+        best = parts.validation.better(state.best, self._number, gains)
+        self._watch.lap("validation")
+        return float(gains.mean()), replace(state, best=best)
+
+    def record(self, rollout: Rollout, summary: StepSummary, gain: float | None) -> dict[str, Any]:
+        """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks.
+
+        ``gain`` is that on the contexts set aside, if it was measured.
+        """
         parts, config = self._parts, self._config
         record = metrics_record(rollout, summary, config.rate(self._number), config.partition_epsilon)
+        if gain is not None:
+            record["gain_validation"] = gain
+        record |= OF_BASE if parts.sampler.policy_is_base else {}
         record["seconds"] = time.perf_counter() - self._started
         record |= {f"seconds_{stage}": seconds for stage, seconds in self._watch.seconds.items()}
         if parts.is_main:

@@ -30,6 +30,7 @@ def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
     """
     samples, method = config.samples_per_epoch, make_method(config)
     scored = samples if method.scores_every_sample else samples * satisfying
+    scored = 0.0 if method.proposal == "base" else scored  # log a is known when a token is drawn
     differentiated = samples if method.differentiates_every_sample else samples * satisfying
     waiting = max(pace.sampling, pace.constraint)
     return samples * waiting + scored * pace.scoring + differentiated * method.passes * pace.gradient
@@ -42,7 +43,7 @@ def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
 
 
 def guessed_context(config: CDPGConfig, epoch: float) -> float:
-    """Seconds to evaluate a context before any was evaluated, by those of an epoch: as many for a sample."""
+    """Seconds to evaluate a context, guessed from those of an epoch: a sample takes as long in both."""
     return epoch / config.samples_per_epoch * config.evaluation_samples
 
 

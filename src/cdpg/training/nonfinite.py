@@ -55,11 +55,12 @@ def keep_refused(folder: Path, rollout: Rollout, summary: StepSummary) -> Path |
         raise RunError(f"cannot make the folder {str(folder)!r}: {error.strerror or error}") from error
     if not path.exists() and len(list(folder.glob("epoch-*.json"))) >= MOST_FILES:
         return None
-    write_json(path, {"epoch": rollout.number, "steps": [_step(rollout, step) for step in summary.refused]})
+    write_json(path, {"epoch": rollout.number, "steps": [_step(step) for step in summary.refused]})
     return path
 
 
-def _step(rollout: Rollout, step: RefusedStep) -> dict[str, Any]:
+def _step(step: RefusedStep) -> dict[str, Any]:
+    rollout = step.rollout
     first = rollout.first_context * rollout.b.shape[1]
     count = rollout.samples.lengths.numel()
     own = [row - first for row in step.rows.tolist() if first <= row < first + count]
@@ -67,14 +68,14 @@ def _step(rollout: Rollout, step: RefusedStep) -> dict[str, Any]:
         "loss": _json_number(step.loss),
         "grad_norm": _json_number(step.grad_norm),
         "weights_finite": step.weights_finite,
-        "samples": [_sample(rollout, step, row) for row in own],
+        "samples": [_sample(step, row) for row in own],
     }
 
 
-def _sample(rollout: Rollout, step: RefusedStep, row: int) -> dict[str, Any]:
+def _sample(step: RefusedStep, row: int) -> dict[str, Any]:
     return {
-        **describe_sample(rollout, row),
-        **{name: _json_number(value) for name, value in numbers_of_sample(rollout, row).items()},
+        **describe_sample(step.rollout, row),
+        **{name: _json_number(value) for name, value in numbers_of_sample(step.rollout, row).items()},
         "weight": None if step.weights is None else _json_number(float(step.weights[row])),
     }
 

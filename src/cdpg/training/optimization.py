@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
-from cdpg.methods.base import Method, SampleLoss, State
+from cdpg.methods.base import EpochLoss, Method, SampleLoss, State
 from cdpg.models.base import LanguageModel
 from cdpg.models.rng import UniformStream
 from cdpg.models.scoring import plan_passes, prompts_and_rows
@@ -24,6 +25,8 @@ from cdpg.system.distributed import Processes
 class RefusedStep:
     """A step that was skipped, or that left parameters that are not finite."""
 
+    rollout: Rollout
+    """The samples that its rows are of."""
     rows: Tensor
     """``[row]``: its flat rows, of all processes."""
     loss: float
@@ -45,6 +48,8 @@ class StepSummary:
     steps: int
     skipped: int
     """Skipped steps, without a satisfying sample: parameters and moments do not change."""
+    replayed: int = 0
+    """Steps on samples of earlier epochs; the figures above leave them out."""
     refused: tuple[RefusedStep, ...] = ()
     """Skipped steps, whose loss or gradient was not finite or too large to be squared."""
     state: State = field(default_factory=dict)
@@ -90,6 +95,40 @@ def accumulate(
 
 
 @dataclass(frozen=True)
+class Batch:
+    """The samples of one optimiser step."""
+
+    samples: SampleLoss
+    rollout: Rollout
+    rows: Tensor
+    """``[row]``: flat rows of all processes."""
+    divisor: float
+    """Of the summed loss."""
+    replayed: bool = False
+
+    @property
+    def active(self) -> Tensor:
+        """Its rows that have any gradient."""
+        return self.rows[self.samples.active[self.rows]]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A step that was taken."""
+
+    loss: float
+    grad_norm: float
+    replayed: bool
+
+
+class FurtherBatches(Protocol):
+    """Batches of earlier samples that follow an epoch's own."""
+
+    def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
+        """The batches after the epoch's; ``state`` is the method's after the epoch."""
+
+
+@dataclass(frozen=True)
 class Updater:
     """Takes an epoch's optimiser steps."""
 
@@ -104,55 +143,56 @@ class Updater:
     call_callbacks: Callable[[str], None] = lambda event: None
     """Called with ``on_pre_optimizer_step`` and ``on_optimizer_step``, around each step that is taken."""
 
-    def update(self, rollout: Rollout, state: State, rescue: Callable[[], None] = lambda: None) -> StepSummary:
-        """Make the method's passes over the epoch's samples, shuffled anew each time.
+    def update(
+        self,
+        rollout: Rollout,
+        state: State,
+        rescue: Callable[[], None] = lambda: None,
+        replay: FurtherBatches | None = None,
+    ) -> StepSummary:
+        """Make the method's passes over the epoch's samples, shuffled anew each time, then replay earlier ones.
 
         ``state`` is the method's after the epoch before. If it fails before the first step, ``rescue`` is called;
         nothing has changed since the epoch began.
         """
-        taken = list[tuple[float, float]]()
+        taken = list[_Taken]()
         try:
-            return self._steps(rollout, state, taken)
+            return self._steps(rollout, state, replay, taken)
         except Exception:
             if not taken:
                 rescue()
             raise
 
-    def _steps(self, rollout: Rollout, state: State, taken: list[tuple[float, float]]) -> StepSummary:
-        """Take the steps; ``taken`` gets the loss and the gradient norm of each, before the step is taken.
-
-        The divisor is the same for every step, so that a sample has the same weight in a smaller last batch.
-        """
+    def _steps(self, rollout: Rollout, state: State, replay: FurtherBatches | None, taken: list[_Taken]) -> StepSummary:
+        """Take the steps; ``taken`` gets each, before it is taken."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(rollout.number)
         with self._memory():
             epoch = self.method.epoch_loss(state, rollout, self.policy, self.module, self.processes.total)
-        sample_loss = epoch.samples
-        samples = rollout.b.numel()
-        batch_size = self.config.batch_size or samples
-        divisor = sample_loss.normalizer * batch_size / samples
         skipped, refused = 0, list[RefusedStep]()
-        for batch in self._batches(rollout, batch_size):
-            if not sample_loss.active[batch].any():
-                skipped += 1
+        for batch in self._batches(rollout, epoch, replay):
+            if not len(batch.active):
+                skipped += not batch.replayed
                 continue
             with self._memory():
-                loss, norm = self.gradient(sample_loss, rollout, batch[sample_loss.active[batch]], divisor)
+                loss, norm = self.gradient(batch)
             safe = self.is_safe(loss, norm)
             if safe:
-                taken.append((loss, norm))
+                taken.append(_Taken(loss, norm, batch.replayed))
                 if self._step():
                     continue
                 taken.pop()
-            refused.append(RefusedStep(batch, loss, norm, sample_loss.weights, weights_finite=not safe))
+            weights = batch.samples.weights
+            refused.append(RefusedStep(batch.rollout, batch.rows, loss, norm, weights, weights_finite=not safe))
             if safe:
                 break  # the parameters are not finite, and no further step can repair them
-        losses, norms = zip(*taken, strict=True) if taken else ((), ())
+        own = [step for step in taken if not step.replayed]
         return StepSummary(
-            loss=sum(losses) / len(taken) if taken else None,
-            grad_norm=sum(norms) / len(taken) if taken else None,
-            steps=len(taken),
+            loss=sum(step.loss for step in own) / len(own) if own else None,
+            grad_norm=sum(step.grad_norm for step in own) / len(own) if own else None,
+            steps=len(own),
             skipped=skipped,
+            replayed=len(taken) - len(own),
             refused=tuple(refused),
             state=epoch.state,
             metrics=epoch.metrics,
@@ -180,19 +220,30 @@ class Updater:
             f"lower tokens_per_pass (now {tokens}) or max_completion_length, or shorten the longest contexts",
         )
 
-    def _batches(self, rollout: Rollout, batch_size: int) -> Iterator[Tensor]:
-        """Flat rows of all processes, in shuffled batches."""
+    def _batches(self, rollout: Rollout, epoch: EpochLoss, replay: FurtherBatches | None) -> Iterator[Batch]:
+        """The epoch's samples in shuffled batches, then those that are replayed.
+
+        The divisor is the same for all batches of the epoch, so that a sample has the same weight in a smaller last
+        batch.
+        """
+        samples = rollout.b.numel()
+        batch_size = self.config.batch_size or samples
+        divisor = epoch.samples.normalizer * batch_size / samples
         for number in range(self.method.passes):
             stream = UniformStream(self.config.seed, f"shuffle-{number}", rollout.number)
-            yield from torch.from_numpy(stream.permutation(rollout.b.numel())).split(batch_size)
+            for rows in torch.from_numpy(stream.permutation(samples)).split(batch_size):
+                yield Batch(epoch.samples, rollout, rows, divisor)
+        if replay is not None:
+            yield from replay.batches(rollout, epoch.state)
 
-    def gradient(self, sample_loss: SampleLoss, rollout: Rollout, rows: Tensor, divisor: float) -> tuple[float, float]:
+    def gradient(self, batch: Batch) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
         # The buffers are kept, so that a short trial already needs the memory of the real run.
         self.optimizer.zero_grad(set_to_none=False)
+        rollout, rows = batch.rollout, batch.active
         first, count = rollout.first_context * rollout.b.shape[1], rollout.samples.lengths.numel()
         own = rows[(rows >= first) & (rows < first + count)] - first
-        loss = accumulate(self.policy, sample_loss, rollout, own, divisor, self.config.tokens_per_pass)
+        loss = accumulate(self.policy, batch.samples, rollout, own, batch.divisor, self.config.tokens_per_pass)
         self.processes.sum_gradients(self.parameters)
         loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])

@@ -145,9 +145,10 @@ def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -
     """
     tokens, seconds = record.get("tokens"), record.get("seconds")
     rate = tokens / seconds if tokens is not None and seconds else None
+    whose = "of the base " if record.get("samples_of_base") else ""
     parts = [
         f"epoch {record['epoch']}/{total}",
-        f"satisfaction {_number(record.get('satisfaction'), '.3f')}",
+        f"satisfaction {whose}{_number(record.get('satisfaction'), '.3f')}",
         f"coverage {_number(record.get('coverage'), '.2f')}",
         f"rough KL(p,pi) {_number(record.get('kl_target_policy'), '.2f')}",
         f"{_number(rate, ',.0f')} tokens/s",

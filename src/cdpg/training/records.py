@@ -14,6 +14,9 @@ from cdpg.target.partition import summarize_partition
 from cdpg.target.target import log_target
 from cdpg.training.optimization import StepSummary
 
+OF_BASE = {"samples_of_base": True, "kl_target_policy": None}
+"""In the record of an epoch whose samples the base has drawn: they say nothing of how far the policy is from p."""
+
 
 def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float, epsilon: float) -> dict[str, Any]:
     """The epoch's line, without its times; means are over valid samples, zeros included, and None without any.
@@ -40,6 +43,7 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
         "steps": summary.steps,
         "steps_skipped": summary.skipped,
         "steps_nonfinite": summary.nonfinite,
+        "steps_replayed": summary.replayed,
         "samples": rollout.b.numel(),
         "pruned": float(rollout.pruned.double().mean()),
         "tokens": int(rollout.lengths.sum()),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import UserError
-from cdpg.methods.base import State
 from cdpg.storage import provenance, schedule, usage
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
 from cdpg.system.distributed import tracker_config
 from cdpg.training.callbacks import Callbacks, history
 from cdpg.training.notices import log_all
+from cdpg.training.session import Session
 from cdpg.training.setup import Parts
+from cdpg.training.state import RunState
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +30,8 @@ def checkpoint_to_resume(parts: Parts, resume: bool | str | Path | None, has_tra
     return checkpoint
 
 
-def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[CDPGConfig, State]:
-    """Restore a checkpoint, unless that would change the run's result; settings and method's state to go on with."""
+def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[CDPGConfig, RunState]:
+    """Restore a checkpoint, unless that would change the run's result; settings and state to go on with."""
     then = provenance.begun_with(checkpoint.state)
     config = schedule.continued(asked, then, checkpoint.epoch)
     folder = parts.folder.checkpoints
@@ -36,10 +39,10 @@ def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[
         checkpoint.epoch, checkpoint.state, config, parts.origin, folder, kept_epochs(folder)
     )
     log_all((*notices, *schedule.kept_defaults(asked, config, then)))
-    state = parts.trainable.restore(checkpoint)
+    parts.trainable.restore(checkpoint)
     _log.info(f"continuing after epoch {checkpoint.epoch}")
     parts.processes.wait()  # no process may still read what is removed next
-    return config, state
+    return config, RunState.of(checkpoint, parts.method)
 
 
 def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConfig, keep: bool) -> None:
@@ -53,6 +56,16 @@ def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConf
     if config.report_to:
         parts.processes.accelerator.init_trackers("cdpg", config=tracker_config(config))
     parts.processes.wait()
+
+
+def begin_validation(parts: Parts, state: RunState, config: CDPGConfig, done: int, session: Session) -> RunState:
+    """Draw the samples on which the model to keep is chosen; before the first epoch the base is the best model."""
+    session.progress.working("sampling the ideal model for the contexts set aside")
+    check_stop = partial(session.raise_if_stopped_after, done)
+    parts.validation.begin(config, check_stop)
+    if done or not parts.validation.is_measured:
+        return state
+    return replace(state, best=parts.validation.of_base())
 
 
 def begin_callbacks(parts: Parts, callbacks: Callbacks, config: CDPGConfig, done: int) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import CDPGError
-from cdpg.methods.base import State
 from cdpg.storage import card
 from cdpg.storage.atomic import write_folder
 from cdpg.storage.hub import push_folder
 from cdpg.training.callbacks import Callbacks
 from cdpg.training.setup import Parts
+from cdpg.training.state import RunState
 
 _log = logging.getLogger(__name__)
 
@@ -28,26 +28,45 @@ class Saver:
     callbacks: Callbacks
     config: CDPGConfig
 
-    def checkpoint_if(self, due: bool, epoch: int, state: State) -> bool:
-        """Write a checkpoint if due, or if a callback asks for one or for the end; returns whether it did.
-
-        ``state`` is the method's.
-        """
+    def checkpoint_if(self, due: bool, epoch: int, state: RunState) -> bool:
+        """Write a checkpoint if due, or if a callback asks for one or for the end; returns whether it did."""
         control = self.callbacks.control
         if not due and not self.parts.processes.any(control.should_save or control.should_training_stop):
             return False
         if self.parts.is_main:
-            self.parts.journal.save(epoch, self.config, state)
+            self._save(epoch, state)
         self.callbacks.saved()
         self.parts.processes.wait()
         return True
 
-    def rescue(self, epoch: int, state: State) -> None:
+    def rescue(self, epoch: int, state: RunState) -> None:
         """Save the finished epochs if what follows failed before it changed anything."""
         if epoch and self.parts.is_main:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
-                self.parts.journal.save(epoch, self.config, state)
+                self._save(epoch, state)
                 _log.info(f"a checkpoint of epoch {epoch} is written")
+
+    def _save(self, epoch: int, state: RunState) -> None:
+        self.parts.journal.save(epoch, self.config, state.values(), state.tensors())
+
+    def choose(self, state: RunState, done: int) -> tuple[str, int, float | None]:
+        """Give the policy the weights that the run ends with, those of the last epoch ``done`` or of the best.
+
+        Returns which of the two, its epoch, and its gain on the contexts set aside if that was measured.
+        """
+        best = state.best
+        if not self.parts.keeps_best or best is None:
+            return "last", done, None
+        self.parts.validation.use(best)
+        if best.epoch:
+            _log.info(f"the model of epoch {best.epoch} is kept, by the gain on the contexts set aside")
+        else:
+            _log.warning(
+                "no epoch came nearer to the ideal model than the base, by the gain on the contexts set aside: the "
+                f"model that is kept is the base; lower learning_rate (now {self.config.learning_rate:g}), or take "
+                "more samples a step (num_generations, contexts_per_epoch)"
+            )
+        return "best", best.epoch, best.gain
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""

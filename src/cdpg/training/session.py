@@ -21,7 +21,7 @@ class Session:
     stop_check: StopCheck
 
     def raise_if_stopped_after(self, epoch: int) -> None:
-        """End here if a signal has come to any process; nothing is under way, and every process is here."""
+        """End the run if any process has received a signal; all processes call it at the same place."""
         self.stop_check.raise_if_stopped(f"stopped after epoch {epoch}" if epoch else "stopped before the first epoch")
 
 

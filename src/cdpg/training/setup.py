@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn, optim
 
-from cdpg.config import CDPGConfig
+from cdpg.config import FIELDS, CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge, name_of
 from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context, load_contexts
@@ -20,6 +22,7 @@ from cdpg.errors import UserError
 from cdpg.evaluation.evaluator import Evaluator, refuse_stopped_beams
 from cdpg.evaluation.measures import Measure, TextMeasure
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
+from cdpg.messages.foreign_names import unknown_argument
 from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
@@ -35,6 +38,11 @@ from cdpg.system.distributed import Processes, make_accelerator, processes_here
 from cdpg.training.failures import FailureLog
 from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
+from cdpg.training.state import RunState
+from cdpg.training.validation import Validation, keeps_best, set_aside
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Model = str | PathLike[str] | nn.Module | LanguageModel
 """A hub id, a folder, a loaded Hugging Face model or a language model of this package."""
@@ -46,12 +54,17 @@ class Parts:
 
     judge: Judge
     contexts: list[Context]
+    """Those to tune on, without those set aside."""
     eval_contexts: list[Context]
     processes: Processes
     policy: LanguageModel
     base: LanguageModel
     prompts: Sequence[PromptTokens]
     """Those of ``contexts``, encoded."""
+    validation: Validation
+    """The gain on the contexts that are set aside."""
+    keeps_best: bool
+    """Whether the model with the largest of these gains is kept."""
     evaluator: Evaluator
     method: Method
     module: nn.Module | None
@@ -77,6 +90,10 @@ class Parts:
     def is_main(self) -> bool:
         """Whether this process writes the run's files and shows its notices."""
         return self.processes.is_main
+
+    def initial_state(self) -> RunState:
+        """The state before the first epoch."""
+        return RunState.begin(self.method)
 
     def updater(self, config: CDPGConfig, call_callbacks: Callable[[str], None]) -> Updater:
         """Takes the optimiser's steps by these settings, and has callbacks called around each."""
@@ -104,18 +121,20 @@ def set_up(
     measure = measure or TextMeasure()
     refuse_stopped_beams(measure, stop)
     judge = Judge(constraints, Limits.of(config, processes_here()), prunes=config.prune)  # first: it may fork
-    contexts = as_chats(load_contexts(train_dataset), config.chat, config.system)
+    everything = as_chats(load_contexts(train_dataset), config.chat, config.system)
     eval_contexts = _held_out(eval_dataset, config)
-    judge.require_columns(contexts)
+    judge.require_columns(everything)
     judge.require_columns(eval_contexts)
     processes = Processes(make_accelerator(config))
     device = processes.accelerator.device if config.device == "auto" else None
     policy, base = load_policy_and_base(model, config, processing_class, device, peft_config)
-    warn_of_plain_prompts(policy.tokenizer, [*contexts, *eval_contexts])
-    prompts = policy.encode(contexts, config.max_completion_length)
+    warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
+    all_prompts = policy.encode(everything, config.max_completion_length)
+    method = make_method(config)
+    best = keeps_best(config, method, len(eval_contexts))
+    (contexts, prompts), aside = _divided(everything, all_prompts, config, best or method.replay > 0)
     tuned_on = frozenset(prompt_digests(contexts))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, tuned_on)
-    method = make_method(config)
     module = method.make_module(policy)
     parameters = trainable_parameters(policy, module)
     optimizer = make_optimizer(parameters, config)
@@ -123,25 +142,59 @@ def set_up(
     folder = RunFolder(config.output_dir)
     origin = provenance.origin(
         model=model if isinstance(model, str) else provenance.model_name(policy.module),
-        policy=policy.module, base=base.module, contexts=contexts, prompts=prompts, held_out=eval_contexts,
+        policy=policy.module, base=base.module, contexts=everything, prompts=all_prompts, held_out=eval_contexts,
         constraints=[name_of(constraint) for constraint in judge.constraints],
         stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
-        sampling=usage.facts(policy, config, contexts, stop),
+        sampling=usage.facts(policy, config, everything, stop),
     )  # fmt: skip
     about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
-    given = (model, train_dataset, eval_dataset, *inputs.values())
     failures = FailureLog(folder.failures, config.check_failures, processes)
+    from_base = method.proposal == "base"
+    sampler = Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base)
     return Parts(
         judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
         prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
-        stream=ContextStream(contexts, config.seed),
-        sampler=Sampler(policy, base, judge, config, processes, stop),
+        stream=ContextStream(contexts, config.seed), sampler=sampler,
+        validation=Validation(sampler, policy, trainable, *aside), keeps_best=best and bool(aside[0]),
         journal=Journal(folder, trainable, origin),
         evaluations=PolicyEvaluations(evaluator, policy, about),
         notices=RunNotices(failures, config.num_generations),
-        sources=[source for source in given if isinstance(source, (str, Path))],
+        sources=_sources(model, train_dataset, eval_dataset, *inputs.values()),
     )  # fmt: skip
+
+
+Encoded = tuple[list[Context], list[PromptTokens]]
+"""Contexts and their prompts."""
+
+
+def _divided(
+    contexts: Sequence[Context], prompts: Sequence[PromptTokens], config: CDPGConfig, decides: bool
+) -> tuple[Encoded, Encoded]:
+    """Those to tune on, and those set aside."""
+    tuning, aside = (
+        ([contexts[i] for i in part], [prompts[i] for i in part]) for part in set_aside(contexts, config, decides)
+    )
+    return tuning, aside
+
+
+def _sources(*given: Any) -> list[str | Path]:
+    """Those of the arguments that may name a file."""
+    return [source for source in given if isinstance(source, (str, Path))]
+
+
+def answers_unknown_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Answer a keyword that the function does not have, such as that of another trainer, with the one to use."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        problems = [unknown_argument(name, known, FIELDS) for name in kwargs if name not in known]
+        if problems:
+            raise UserError("; ".join(problems))
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def _held_out(dataset: Any, config: CDPGConfig) -> list[Context]:

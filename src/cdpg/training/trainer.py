@@ -22,7 +22,7 @@ from cdpg.training.evaluating import RunEvaluator
 from cdpg.training.nonfinite import NonfiniteWatch
 from cdpg.training.saving import Saver
 from cdpg.training.session import Session, open_session
-from cdpg.training.setup import Model, set_up
+from cdpg.training.setup import Model, answers_unknown_arguments, set_up
 
 
 class CDPGTrainer(TakesCallbacks):
@@ -40,6 +40,7 @@ class CDPGTrainer(TakesCallbacks):
     """
 
     @shows_notices
+    @answers_unknown_arguments
     def __init__(
         self,
         model: Model,
@@ -64,15 +65,20 @@ class CDPGTrainer(TakesCallbacks):
         self.judge, self.processes, self.folder, self.evaluator = (
             parts.judge, parts.processes, parts.folder, parts.evaluator,
         )  # fmt: skip
-        self.contexts, self.eval_contexts = parts.contexts, parts.eval_contexts
+        self.contexts, self.eval_contexts, self.validation = parts.contexts, parts.eval_contexts, parts.validation
         self.policy, self.base = parts.policy, parts.base
         self.method, self.optimizer = parts.method, parts.optimizer
-        self.method_state = self.method.begin()
+        self._state = parts.initial_state()
         given = {"model": self.model, "processing_class": self.policy.tokenizer, "optimizer": self.optimizer}
         self._callbacks = Callbacks(callbacks or (), config, parts.is_main, bool(self.eval_contexts), given)
-        self._has_trained = False
+        self._has_trained, self._done = False, 0
         self._use(config)
         self._callbacks.call("on_init_end")
+
+    @property
+    def method_state(self) -> Mapping[str, Any]:
+        """What the method carries from epoch to epoch."""
+        return self._state.method
 
     @property
     def model(self) -> nn.Module:
@@ -93,16 +99,17 @@ class CDPGTrainer(TakesCallbacks):
             for number in range(done + 1, self.args.epochs + 1):
                 self._callbacks.epoch_begin()
                 epoch = Epoch(number, self._parts, self._updater, self.args, self._rescue_of(number - 1))
-                samples = epoch.sample()  # contexts c, samples x ~ π(·|c), verdicts b(x,c), scores log a(x|c)
-                summary = epoch.update(samples, self.method_state)  # θ ← θ + α · w(x,c) · ∇log π(x|c)
-                self.method_state = summary.state
-                record = epoch.record(samples, summary)
+                samples = epoch.sample()  # contexts c, samples x ~ q(·|c), verdicts b(x,c), scores log a(x|c)
+                summary, self._state = epoch.update(samples, self._state)  # θ ← θ + α · w(x,c) · ∇log π(x|c)
+                gain, self._state = epoch.validate(self._state)  # E_p[log π − log a] on the contexts set aside
+                record = epoch.record(samples, summary, gain)
                 self._callbacks.step_end(record)
                 nonfinite.add(record)
                 session.progress.update(record)
                 if number == done + 1:
                     self._parts.notices.of_first_epoch(self.args, record, epoch.cores, self._run_evaluator.pace())
                 self._parts.notices.of_epoch(record)
+                self._done = number
                 self._end_epoch(number, nonfinite, session)
                 if self.processes.any(self._callbacks.control.should_training_stop):
                     break
@@ -146,11 +153,12 @@ class CDPGTrainer(TakesCallbacks):
         checkpoint = resuming.checkpoint_to_resume(self._parts, resume, self._has_trained)
         self._has_trained = True
         if checkpoint is not None:
-            config, self.method_state = resuming.continued(self._parts, checkpoint, self.args)
+            config, self._state = resuming.continued(self._parts, checkpoint, self.args)
             self._use(config)
-        done = 0 if checkpoint is None else checkpoint.epoch
+        done = self._done = 0 if checkpoint is None else checkpoint.epoch
         resuming.prepare_folder(self._parts, checkpoint, self.args, keep=bool(resume))
         session.raise_if_stopped_after(done)
+        self._state = resuming.begin_validation(self._parts, self._state, self.args, done, session)
         resuming.begin_callbacks(self._parts, self._callbacks, self.args, done)
         if self._run_evaluator.is_missing(done):
             self._evaluate_if(self.args.evaluates_after(done), done, session)
@@ -162,28 +170,30 @@ class CDPGTrainer(TakesCallbacks):
 
     def _rescue_of(self, number: int) -> Callable[[], None]:
         """Saves the finished epochs if what follows fails before it changes anything."""
-        return partial(self._saver.rescue, number, self.method_state)
+        return partial(self._saver.rescue, number, self._state)
 
     def _end_epoch(self, number: int, nonfinite: NonfiniteWatch, session: Session) -> None:
         """Evaluate and save where it is due or a callback asks for it; end the run if a signal asks for that."""
         evaluated = self._evaluate_if(self.args.evaluates_after(number), number, session)
         signalled = session.stop_check.is_stopped()
         planned = number % self.args.save_every == 0 or number == self.args.epochs
-        saved = self._saver.checkpoint_if(planned or signalled or nonfinite.is_hopeless(), number, self.method_state)
+        saved = self._saver.checkpoint_if(planned or signalled or nonfinite.is_hopeless(), number, self._state)
         self._callbacks.call("on_epoch_end")
         # A callback may have asked for either; the checkpoint should include the evaluation.
         late = not evaluated and not signalled and self._evaluate_if(False, number, session)
         if late or not saved:
-            self._saver.checkpoint_if(late and saved, number, self.method_state)
+            self._saver.checkpoint_if(late and saved, number, self._state)
         nonfinite.raise_if_hopeless(number)
         if signalled:  # read once: a later signal must wait until the next checkpoint
             session.stop_check.raise_if_stopped(f"stopped after epoch {number}, a checkpoint is written")
 
     def _finish(self, record: Mapping[str, Any], session: Session) -> None:
-        """Save the model and evaluate it; ``record`` has the last epoch's metrics."""
+        """Save the last or the best model and evaluate it; ``record`` has the last epoch's metrics."""
+        kept = self._saver.choose(self._state, self._done)
         if self._parts.is_main:
             session.progress.stage("saving the model")
             self.save_model()
+            self._parts.journal.describe_kept(*kept)
             self._parts.notices.of_end(self.folder.metrics)
         if self.eval_contexts and self.args.evaluate_at_end:
             self._run_evaluator.finish(record, session)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cdpg.contexts.contexts import load_contexts
 from cdpg.errors import UserError
-from cdpg.tasks.base import Draw, OriginRow, Preset, Row, Task, satisfiable
+from cdpg.tasks.base import PAPER, Draw, OriginRow, Preset, Row, Task, satisfiable
 from cdpg.tasks.code.constraint import FunctionEnd, pep8_codes_of
 from cdpg.tasks.code.metrics import CodeMeasure
 from cdpg.tasks.code.signatures import definitions, python_files, signatures_in
@@ -80,7 +80,7 @@ def _checked(signature: Any, row: int, path: str) -> str:
     return text
 
 
-_PAPER = {
+_PAPER = PAPER | {
     "epochs": 1000,
     "contexts_per_epoch": 32,
     "num_generations": 64,
@@ -96,8 +96,10 @@ _TINY = {
     "contexts_per_epoch": 64,
     "num_generations": 8,
     "max_completion_length": 128,
-    "learning_rate": 1.2e-4,
-    "decay_epochs": 16,
+    "learning_rate": 4e-5,
+    "decay_epochs": 8,
+    "partition": "pooled",
+    "replay": 0,
     "save_every": 12,
     "evaluate_every": 3,
     "evaluation_contexts": 24,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.tasks.base import Draw, Preset, Row, Task
+from cdpg.tasks.base import PAPER, Draw, Preset, Row, Task
 from cdpg.tasks.hub_datasets import halves, hub_rows
 from cdpg.tasks.summarization.constraint import PROMPT_PREFIX
 from cdpg.tasks.summarization.metrics import SummaryMeasure
@@ -59,7 +59,8 @@ ENTITIES = Task(
         "paper": Preset(
             "t5-small",
             hub_articles,
-            {
+            PAPER
+            | {
                 "epochs": 1000,
                 "contexts_per_epoch": 32,
                 "num_generations": 32,

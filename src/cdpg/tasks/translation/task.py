@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from cdpg.tasks.base import Draw, Preset, Row, Task
+from cdpg.tasks.base import PAPER, Draw, Preset, Row, Task
 from cdpg.tasks.hub_datasets import halves, hub_rows
 from cdpg.tasks.text_pairs import embedded_pairs, read_pairs
 from cdpg.tasks.translation.constraint import numerals_of
@@ -58,13 +58,13 @@ NUMBERS = Task(
             "t5-tiny",
             embedded_rows,
             {
-                "epochs": 36,
+                "epochs": 30,
                 "contexts_per_epoch": 24,
                 "num_generations": 24,
                 "max_completion_length": 64,
                 "learning_rate": 1.5e-4,
-                "warmup_epochs": 6,
-                "decay_epochs": 24,
+                "warmup_epochs": 5,
+                "decay_epochs": 20,
                 "save_every": 10,
                 "evaluation_contexts": 48,
                 "evaluation_samples": 8,
@@ -76,7 +76,8 @@ NUMBERS = Task(
         "paper": Preset(
             "t5-small",
             hub_sentences,
-            {
+            PAPER
+            | {
                 "epochs": 1000,
                 "contexts_per_epoch": 32,
                 "num_generations": 32,

@@ -1,0 +1,156 @@
+"""Exact samples of the ideal model, and the gain: how much nearer to it a model is than the base.
+
+A sample of the base that is accepted with probability b(x,c) is an exact sample of p_c ∝ a·b. On such samples
+
+    gain = E_p[log π(x|c) − log a(x|c)] = KL(p, a) − KL(p, π)
+
+has an estimate without bias, whichever model π is. The samples are drawn once, so that the gains of different models,
+epochs and methods are comparable and their differences have little noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdpg.contexts.contexts import Context
+from cdpg.models.base import LanguageModel, PromptTokens
+from cdpg.models.rng import UniformStream
+from cdpg.models.sampling import Samples
+from cdpg.models.scoring import score_samples
+from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.sampler import Sampler, Stopwatch
+from cdpg.system.distributed import Processes
+from cdpg.system.stopping import never_stop
+from cdpg.target.divergence import mean_by_context
+
+ENOUGH = 4
+"""Accepted samples after which a context is not sampled again."""
+ROUND = 8
+"""Draws for each context before it is counted which contexts need more."""
+
+
+@dataclass(frozen=True)
+class IdealSamples:
+    """Exact samples of p_c for some contexts. Those of every process are its own; the counts are of all."""
+
+    contexts: int
+    """Number of contexts."""
+    owners: Tensor
+    """``[sample]``: the index of the context of each of this process's samples."""
+    samples: Samples
+    """This process's samples, ``[sample, 1, token]``."""
+    log_a: Tensor
+    """``[sample]``, float64: log-probabilities under the base."""
+    draws: int
+    """Samples of the base that were drawn."""
+
+    def gain(self, model: LanguageModel, processes: Processes, tokens_per_pass: int) -> Tensor:
+        """``[context]``: the mean of log π(x|c) − log a(x|c) over the context's samples; NaN without any."""
+        rows = torch.arange(len(self.owners))
+        log_policy = score_samples(model, self.samples, rows, tokens_per_pass).sum(dim=2)[:, 0]
+        return mean_by_context(log_policy - self.log_a, self.owners, self.contexts, processes.total)
+
+    def counts(self, processes: Processes) -> Tensor:
+        """``[context]``: how many samples each context has."""
+        return processes.total(torch.bincount(self.owners, minlength=self.contexts))
+
+
+def draw_ideal_samples(
+    sampler: Sampler,
+    contexts: Sequence[Context],
+    prompts: Sequence[PromptTokens],
+    draws: int,
+    number: int,
+    stream: str,
+    known: Rollout | None = None,
+    check_stop: Callable[[], None] = never_stop,
+) -> IdealSamples:
+    """Sample the base until every context has some accepted samples, with at most ``draws`` draws for each.
+
+    ``sampler`` samples the base. ``known`` are samples of the base that there are already, of all contexts; they count.
+    ``number`` and ``stream`` tell sets of contexts apart: each has its own random numbers. Every process takes part,
+    and calls ``check_stop`` before every round.
+    """
+    settings = sampler.config
+    parts: list[IdealSamples] = []
+    missing, done = list(range(len(contexts))), 0
+    counts = torch.zeros(len(contexts), dtype=torch.long)
+    rollout, name = known, stream
+    while missing and (rollout is not None or done < draws):
+        if rollout is None:
+            check_stop()
+            name = f"{stream}-{done}"
+            size = min(ROUND, draws - done)
+            drawing = replace(sampler, config=settings.replace(num_generations=size, batch_size=None))
+            chosen = [contexts[i] for i in missing], [prompts[i] for i in missing]
+            rollout = drawing.draw(number, *chosen, False, Stopwatch(), name)  # samples that fail may be pruned
+        accepted = accepts(rollout, UniformStream(settings.seed, f"{name}-accept", number))
+        parts.append(_accepted(rollout, accepted, missing, len(contexts)))
+        counts[torch.tensor(missing)] += accepted.sum(dim=1)
+        missing = [index for index in missing if counts[index] < ENOUGH]
+        done, rollout = done + rollout.b.shape[1], None
+    return _joined(parts, len(contexts))
+
+
+def accepts(rollout: Rollout, uniforms: UniformStream) -> Tensor:
+    """``[context, sample]``: whether a sample of the base is accepted, which has probability b(x,c)."""
+    contexts, samples = rollout.b.shape
+    slots, places = np.divmod(np.arange(contexts * samples), samples)
+    drawn = torch.from_numpy(uniforms.draw(slots, places, position=0)).view(contexts, samples)
+    return (drawn < rollout.b) & rollout.valid
+
+
+def _accepted(rollout: Rollout, accepted: Tensor, indices: Sequence[int], contexts: int) -> IdealSamples:
+    """This process's accepted samples; ``indices`` has the index of each context of the rollout."""
+    samples, per_context = rollout.samples, rollout.b.shape[1]
+    rows = rollout.own(accepted).nonzero()[:, 0]
+    own = (rows // per_context).tolist()
+    first = rollout.first_context
+    return IdealSamples(
+        contexts=contexts,
+        owners=torch.tensor([indices[first + place] for place in own], dtype=torch.long),
+        samples=Samples(
+            contexts=tuple(samples.contexts[place] for place in own),
+            prompts=tuple(samples.prompts[place] for place in own),
+            texts=tuple((samples.texts[row // per_context][row % per_context],) for row in rows.tolist()),
+            tokens=samples.tokens.flatten(0, 1)[rows][:, None],
+            lengths=samples.lengths.flatten()[rows][:, None],
+            token_log_q=samples.token_log_q.flatten(0, 1)[rows][:, None],
+            ended=samples.ended.flatten()[rows][:, None],
+        ),
+        log_a=rollout.own(rollout.log_a)[rows],
+        draws=rollout.b.numel(),
+    )
+
+
+def _joined(parts: Sequence[IdealSamples], contexts: int) -> IdealSamples:
+    width = max((part.samples.tokens.shape[2] for part in parts), default=0)
+
+    def wide(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        padded = [torch.nn.functional.pad(tensor, (0, width - tensor.shape[2])) for tensor in tensors]
+        return torch.cat([torch.zeros(0, 1, width, dtype=dtype), *padded])
+
+    def flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+        return torch.cat([like, *tensors])
+
+    joined = [part.samples for part in parts]
+    return IdealSamples(
+        contexts=contexts,
+        owners=flat([part.owners for part in parts], torch.zeros(0, dtype=torch.long)),
+        samples=Samples(
+            contexts=tuple(context for samples in joined for context in samples.contexts),
+            prompts=tuple(prompt for samples in joined for prompt in samples.prompts),
+            texts=tuple(texts for samples in joined for texts in samples.texts),
+            tokens=wide([samples.tokens for samples in joined], torch.long),
+            lengths=flat([samples.lengths for samples in joined], torch.zeros(0, 1, dtype=torch.long)),
+            token_log_q=wide([samples.token_log_q for samples in joined], torch.float64),
+            ended=flat([samples.ended for samples in joined], torch.zeros(0, 1, dtype=torch.bool)),
+        ),
+        log_a=flat([part.log_a for part in parts], torch.zeros(0, dtype=torch.float64)),
+        draws=sum(part.draws for part in parts),
+    )

@@ -1,0 +1,52 @@
+"""Further steps of an epoch, on samples of this and earlier epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cdpg.config import CDPGConfig
+from cdpg.contexts.contexts import Context
+from cdpg.methods.base import Method, State
+from cdpg.models.base import PromptTokens
+from cdpg.models.rng import UniformStream
+from cdpg.rollout.replay import ReplayBuffer
+from cdpg.rollout.rollout import Rollout
+from cdpg.system.distributed import Processes
+from cdpg.training.optimization import Batch
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Batches of visits from the buffer."""
+
+    buffer: ReplayBuffer
+    """It holds the epoch's own samples, too."""
+    steps: int
+    """Steps for each step on the epoch's own samples."""
+    method: Method
+    contexts: Sequence[Context]
+    prompts: Sequence[PromptTokens]
+    config: CDPGConfig
+    processes: Processes
+
+    def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
+        """Visits with a satisfying sample, as many a batch as an ordinary one has contexts.
+
+        ``state`` is the method's after the epoch. The mean over these visits, times their share of the samples, is an
+        estimate of the mean over all visits, since the others have no gradient.
+        """
+        per_context = rollout.b.shape[1]
+        batch_size = self.config.batch_size or rollout.b.numel()
+        visits = max(1, batch_size // per_context)
+        for number in range(self.steps * -(-rollout.b.numel() // batch_size)):
+            uniforms = UniformStream(self.config.seed, f"replay-{number}", rollout.number)
+            chosen = self.buffer.choose(visits, uniforms)
+            if not len(chosen):
+                return
+            past = self.buffer.rollout(chosen, self.contexts, self.prompts, self.processes)
+            loss = self.method.replay_loss(past, state)
+            divisor = loss.normalizer / self.buffer.covered_share
+            yield Batch(loss, past, torch.arange(past.b.numel()), divisor, replayed=True)
