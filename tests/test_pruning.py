@@ -239,6 +239,25 @@ def test_a_function_that_watches_nothing_is_asked_every_few_tokens(unaudited: No
     assert set(found.lengths[found.pruned].tolist()) == {pruning.EVERY + pruning.DELAY}
 
 
+def test_a_blank_is_seen_although_it_is_stripped_from_a_text_of_one_token() -> None:
+    seen: list[str] = []
+
+    def hopeless(prompts: Any, prefixes: list[str], **columns: Any) -> list[bool]:
+        seen.extend(prefixes)
+        return [False] * len(prefixes)
+
+    def fits(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        return [True] * len(prompts)
+
+    hopeless.watch = " "  # type: ignore[attr-defined]
+    fits.hopeless = hopeless  # type: ignore[attr-defined]
+    pieces = (" the", " dog", "s")
+    watch = Pruner(Judge(fits, prunes=True).prefix_checks, CONTEXTS[:1], 1, {})([0])
+    for count in (1, 2, 3):
+        watch.hopeless([0], [[0, 1, 2][:count]], lambda row, ids: "".join(pieces[i] for i in ids).lstrip())
+    assert seen == ["the", "the dog"]
+
+
 def test_a_prefix_comes_with_its_own_context() -> None:
     def two_b(prompts: list[str], prefixes: list[str], **columns: Any) -> list[bool]:
         return [prompt == "two" and text.count("b") > 1 for prompt, text in zip(prompts, prefixes, strict=True)]

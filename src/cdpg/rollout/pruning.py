@@ -57,7 +57,7 @@ class Pruner:
     def __init__(
         self, checks: Sequence[PrefixCheck], contexts: Sequence[Context], first_slot: int, token_texts: dict[int, str]
     ) -> None:
-        """``contexts`` has the context of each row; ``token_texts`` keeps the texts of tokens between epochs."""
+        """``contexts`` has the context of each row; ``token_texts`` keeps between epochs what tokens look like."""
         self.checks, self.contexts, self.first_row = checks, contexts, first_slot
         self.token_texts = token_texts
         self.audited: dict[int, Doomed] = {}
@@ -110,7 +110,7 @@ class PassPruning:
         known = self._pruner.token_texts
         token = tokens[-1]
         if token not in known:
-            known[token] = text(row, [token])
+            known[token] = text(row, [token, token])  # twice: the blank before a text's first token may be stripped
         return not check.watch.isdisjoint(known[token])
 
     def _ask(self, check: PrefixCheck, rows: list[int], tokens: Sequence[Sequence[int]], text: Text) -> None:

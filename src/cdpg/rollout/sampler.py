@@ -79,7 +79,7 @@ class Sampler:
     policy_is_base: bool = False
     """The base itself is sampled: log a = log q, and nothing needs to be scored."""
     token_texts: dict[int, str] = field(default_factory=dict, repr=False)
-    """The texts of single tokens, which pruning looks at again and again."""
+    """What single tokens look like: pruning looks at them again and again."""
 
     def draw(
         self,
