@@ -39,9 +39,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     draw = Sampler.draw
 
-    def counted(self: Sampler, number: int, contexts: Any, *rest: Any, stream: str = "train", **more: Any) -> Any:
-        found.extend([len(contexts)] if stream == "evaluation" else [])
-        return draw(self, number, contexts, *rest, stream=stream, **more)
+    def counted(self: Sampler, number: int, contexts: Any, *rest: Any, **more: Any) -> Any:
+        found.extend([len(contexts)] if more.get("stream") == "evaluation" else [])
+        return draw(self, number, contexts, *rest, **more)
 
     def scored(*given: Any) -> Any:
         found.append(0)

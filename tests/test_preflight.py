@@ -159,7 +159,7 @@ PACE = Pace(sampling=1.0, constraint=0.5, scoring=0.1, gradient=0.3)
 
 
 def test_the_time_of_an_epoch() -> None:
-    config = CDPGConfig(contexts_per_epoch=2, num_generations=5)
+    config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False)
     assert epoch_seconds(config, PACE, 0.5) == pytest.approx(10 + 5 * 0.4)
     assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
     assert epoch_seconds(config.replace(control_variate=True), PACE, 0.5) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)

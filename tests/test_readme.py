@@ -73,7 +73,7 @@ def test_the_two_commands_and_the_extras_are_there() -> None:
     for command in first:
         dry = subprocess.run([*command, "--dry-run"], cwd=root, capture_output=True, text=True, check=False)
         assert dry.returncode == 0, dry.stderr
-        assert "pytest" in dry.stdout or "cdpg run code-compilability" in dry.stdout
+        assert "pytest" in dry.stdout or "cdpg run translation-numbers" in dry.stdout
     (block,) = (block for block in blocks("sh") if "pip install" in block)
     named = set(re.findall(r"\.\[(\w+)\]", block))
     assert named

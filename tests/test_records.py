@@ -91,7 +91,7 @@ def kl_target_policy(ratio: np.ndarray) -> float | None:
 
 
 def test_an_epochs_line() -> None:
-    summary = StepSummary(loss=1.5, grad_norm=0.25, steps=3, skipped=2, refused=(SimpleNamespace(),))  # type: ignore[arg-type]
+    summary = StepSummary(loss=1.5, grad_norm=0.25, steps=3, skipped=2, replayed=4, refused=(SimpleNamespace(),))  # type: ignore[arg-type]
     found = metrics_record(make_epoch(), summary, 0.125, EPSILON)
     z = np.array([ratio.mean() for ratio in ratios()])
     noise = np.mean([ratio.var(ddof=1) / len(ratio) for ratio in ratios()])
@@ -114,6 +114,7 @@ def test_an_epochs_line() -> None:
         "steps": 3,
         "steps_skipped": 2,
         "steps_nonfinite": 1,
+        "steps_replayed": 4,
         "samples": CONTEXTS * SAMPLES,
         "pruned": 0.0,
         "tokens": LENGTHS.sum(),

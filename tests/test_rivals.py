@@ -383,6 +383,6 @@ def test_what_a_method_needs() -> None:
     made = {name: make_method(CDPGConfig(method=name, rft_passes=2, raft_passes=3)) for name in METHODS}
     assert {name for name, method in made.items() if method.proposal == "base"} == {"rft"}
     assert {name for name, method in made.items() if method.scores_every_sample} == {"rloo", "ziegler"}
-    assert {name for name, method in made.items() if method.differentiates_every_sample} == {"rloo", "ziegler"}
-    assert {name for name, method in made.items() if method.targets_p} == {"cdpg", "dpg", "rft"}
+    assert {name for name, method in made.items() if method.differentiates_every_sample} == {"cdpg", "rloo", "ziegler"}
+    assert {name for name, method in made.items() if method.targets_p} == {"cdpg", "cdpg-paper", "dpg", "rft"}
     assert [made[name].passes for name in ("rft", "raft", "rloo", "cdpg")] == [2, 3, 1, 1]

@@ -37,7 +37,9 @@ def has_an_a(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
 
 
 def evaluator(processes: Processes) -> Evaluator:
-    config = CDPGConfig(evaluation_samples=4, max_completion_length=MAX_LENGTH, check_workers=0, device="cpu")
+    config = CDPGConfig(
+        evaluation_samples=4, max_completion_length=MAX_LENGTH, check_workers=0, device="cpu", gain_draws=0
+    )
     return replace(Evaluator.load(tabular(5), has_an_a, MANY, config), processes=processes)
 
 

@@ -24,7 +24,7 @@ from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler
 from cdpg.storage import provenance, schedule
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.training.optimization import Updater
+from cdpg.training.optimization import Batch, Updater
 from enumeration import contexts_of, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
@@ -339,12 +339,12 @@ def test_trouble_with_a_gradient_costs_no_epoch_unless_a_step_was_taken(
     make(tmp_path / "whole", **options).train()
     gradient, done = Updater.gradient, []
 
-    def troubled(self: Updater, loss: Any, epoch: Any, *rest: Any) -> Any:
-        if epoch.number == 3:
-            done.append(epoch.number)
+    def troubled(self: Updater, batch: Batch) -> Any:
+        if batch.rollout.number == 3:
+            done.append(batch.rollout.number)
             if len(done) > gradients:
                 raise MemoryError
-        return gradient(self, loss, epoch, *rest)
+        return gradient(self, batch)
 
     monkeypatch.setattr(Updater, "gradient", troubled)
     with pytest.raises(RunError, match="out of memory while computing the gradient"):

@@ -121,6 +121,7 @@ def _steps(run: Run, method: Method, number: int) -> dict[str, Any]:
         "steps_skipped": skipped,
         "steps_nonfinite": 0,
         "steps_replayed": 0,
+        "pruned": 0.0,
     }
 
 

@@ -161,9 +161,8 @@ class Evaluator:
         if not self.processes.is_main:
             return None
         own = (own_metrics(self.measure), own_counts(self.measure))
-        return Evaluation.of(
-            outcomes, scores, gains if ideal else {}, self.config, about, self.count_tuned_on(limit), *own
-        )
+        tuned_on = self.count_tuned_on(limit)
+        return Evaluation.of(outcomes, scores, self.config, about, tuned_on, *own, gains=gains if ideal else None)
 
     def _ideal_samples(
         self, base: Outcome, cache: EvaluationCache, progress: Progress, check_stop: Callable[[], None]

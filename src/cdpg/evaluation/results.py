@@ -69,16 +69,16 @@ class Evaluation:
         cls,
         outcomes: Mapping[str, Outcome],
         scores: Scores,
-        gains: Mapping[str, Tensor],
         config: CDPGConfig,
         about: Mapping[str, Any],
         tuned_on: int | None = None,
         own_metrics: Mapping[str, Metric] | None = None,
         own_counts: Mapping[str, Count] | None = None,
+        gains: Mapping[str, Tensor] | None = None,
     ) -> Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base.
 
-        ``gains`` has the gain of every model over the base, ``[context]``; it is empty if it was not measured.
+        ``gains`` has the gain of every model over the base, ``[context]``, if it was measured.
         """
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
@@ -87,7 +87,7 @@ class Evaluation:
                 del found[name]
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
-        for name, gain in gains.items():
+        for name, gain in (gains or {}).items():
             statistics[name][GAIN] = mean_statistic(gain.numpy())
         own = (own_metrics or {}, own_counts or {})
         return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on, *own)

@@ -118,8 +118,7 @@ def set_up(
     """Load, check and connect everything; what is wrong with the arguments is found here."""
     if train_dataset is None:
         raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
-    measure = measure or TextMeasure()
-    refuse_stopped_beams(measure, stop)
+    refuse_stopped_beams(measure := measure or TextMeasure(), stop)
     judge = Judge(constraints, Limits.of(config, processes_here()), prunes=config.prune)  # first: it may fork
     everything = as_chats(load_contexts(train_dataset), config.chat, config.system)
     eval_contexts = _held_out(eval_dataset, config)
