@@ -20,7 +20,7 @@ from cdpg.methods import METHODS, EpochLoss, make_method
 from cdpg.models.scoring import score_samples
 from cdpg.models.tabular import TabularModel
 from cdpg.rollout.rollout import Rollout
-from cdpg.rollout.sampler import Stopwatch
+from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.optimization import accumulate
 from enumeration import Universe, contexts_of, tabular
@@ -331,8 +331,9 @@ def test_with_adapters_the_base_is_drawn_from_with_its_adapters_off(tmp_path: Pa
         tiny.make_model("llama"), even, config, train_dataset=data, processing_class=tiny.tokenizer_for("llama")
     )
     trainer.train()
-    sampler, parts = trainer._parts.sampler, trainer._parts
-    found = sampler.draw(2, parts.contexts, parts.prompts, False, Stopwatch())
+    sampler = Sampler(trainer.base, trainer.base, trainer.judge, trainer.args, trainer.processes, policy_is_base=True)
+    prompts = trainer.policy.encode(trainer.contexts, config.max_completion_length)
+    found = sampler.draw(2, trainer.contexts, prompts, False, Stopwatch())
     rows = torch.arange(16)
     with trainer.policy.as_base():
         expected = score_samples(trainer.policy, found.samples, rows, 500).sum(dim=2)

@@ -81,6 +81,8 @@ class Method:
     @property
     def state(self) -> dict[str, float]:
         """What a later epoch needs to know."""
+        if self.settings.method == "cdpg":
+            return {"satisfying": float((self.epoch.ratio > 0).sum() / self.epoch.valid.sum())}
         return {"ratio_sum": self.ratio_sum, "count": self.count} if self.settings.method == "dpg" else {}
 
 
