@@ -278,6 +278,7 @@ def become(request: Request, program: str) -> None:
     import random
 
     import numpy as np
+    import torch
 
     for place, stream in enumerate(request.streams):
         os.dup2(stream, place)
@@ -292,6 +293,9 @@ def become(request: Request, program: str) -> None:
     sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
     random.seed()
     np.random.seed()
+    # The pool of threads does not survive a fork. It is made anew here, since the threads that load a model would do
+    # so at the same time, which torch does not support.
+    torch.set_num_threads(1)
     if request.words[:2] == _MODULE:
         path = os.path.join(os.path.dirname(sys.modules["cdpg"].__file__ or ""), "__main__.py")
         folder, arguments = request.folder, request.words[2:]
