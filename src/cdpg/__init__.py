@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import cdpg.methods  # noqa: F401 - makes the methods and their settings known
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from cdpg import config
     from cdpg.methods.cdpg import CDPGSettings
     from cdpg.methods.ziegler import ZieglerSettings
+    from cdpg.rollout.exact import ExactSampler
     from cdpg.training.trainer import CDPGTrainer
 
     @dataclass(frozen=True)
@@ -21,16 +23,15 @@ if TYPE_CHECKING:
 else:
     from cdpg.config import CDPGConfig
 
-__all__ = ["CDPGConfig", "CDPGTrainer"]
+__all__ = ["CDPGConfig", "CDPGTrainer", "ExactSampler"]
 
 
 def __getattr__(name: str) -> Any:
     # The report and the command line's help must not wait for torch.
-    if name == "CDPGTrainer":
+    modules = {"CDPGTrainer": "cdpg.training.trainer", "ExactSampler": "cdpg.rollout.exact"}
+    if name in modules:
         from cdpg.system.threads import limit_spinning
 
         limit_spinning()  # has an effect only before torch is loaded
-        from cdpg.training.trainer import CDPGTrainer
-
-        return CDPGTrainer
+        return getattr(importlib.import_module(modules[name]), name)
     raise AttributeError(f"module 'cdpg' has no attribute {name!r}")

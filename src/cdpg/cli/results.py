@@ -8,6 +8,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdpg.cli.completion import complete_run, complete_task_name
+from cdpg.cli.exact import BoundIsOptional, Exact, print_exact
 from cdpg.cli.options import Chat, ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, System, app
 from cdpg.cli.output import quiet_transformers, show, shown_text
 from cdpg.cli.tables import print_models
@@ -26,6 +28,8 @@ from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import fingerprint
 from cdpg.errors import UserError
 from cdpg.evaluation.held_out import contexts_in_words, on_few
+from cdpg.jobs.exact import SETTINGS as EXACT_SETTINGS
+from cdpg.jobs.exact import TunedRun
 from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
 from cdpg.messages.terms import on_command_line
 from cdpg.models.names import locate, require_model
@@ -223,11 +227,12 @@ def report(
     show(console, lines)
 
 
-@app.command()
+@app.command(cls=BoundIsOptional)
 def sample(
     model: ModelOrRun,
     context: Annotated[str, typer.Option(help="What to condition on; a run puts its prefix before it.")],
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many completions.")] = 4,
+    exact: Exact = None,
     chat: Chat = None,
     system: System = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seeds the samples; a new one each time by default.")] = None,
@@ -238,17 +243,27 @@ def sample(
     New ones are drawn each time, and the seed that repeats them is shown. A run's prompt prefix and stop rule are
     applied, and the context is sent as a user's message if the run's prompts were chats. For a chat model, add --chat.
 
+    With --exact, completions of a run are accepted or rejected so that they are samples of the ideal model, the base
+    filtered by the run's constraint, up to a total variation.
+
     Examples:
 
       cdpg sample runs/short --context "A sentence to translate." -n 4
 
+      cdpg sample runs/short --context "A sentence to translate." --exact 0.01
+
       cdpg sample HuggingFaceTB/SmolLM2-135M-Instruct --chat --context "Name three colours."
     """
     path, run = model_of(model)
-    kept = {key: run[key] for key in _WHEN_SAMPLING if key in run}
+    kept = {key: run[key] for key in (_WHEN_SAMPLING if exact is None else EXACT_SETTINGS) if key in run}
     given = gather(None, {"chat": chat, "system": system, "seed": seed}, settings or [])
     kept |= _shared_system(run)
     config = CDPGConfig.from_mapping({"seed": secrets.randbelow(_NEW_SEEDS), **kept, **given})
+    if exact is not None:
+        as_chat = config.chat or (bool(run) and _has_chats(RunFolder(model)))
+        _sample_exactly(model, context, number, exact, config.replace(chat=as_chat))
+        _log_seed(config, given)
+        return
     prefix, stop = prompting(run)
     require_model(locate(path))  # before torch is loaded
     from cdpg.models.loading import load_model
@@ -272,6 +287,20 @@ def sample(
         cut = "" if ended else ", cut at the limit"
         console.print(Text(f"log-probability {log_prob:.2f}, {length} tokens{cut}", style="dim"))
         console.print(shown_text(text), soft_wrap=True)
+    _log_seed(config, given)
+
+
+def _sample_exactly(run: str, context: str, number: int, bound: float, config: CDPGConfig) -> None:
+    if not 0 < bound < 1:
+        raise UserError(f"--exact takes a total variation between 0 and 1, such as 0.05, not {bound:g}")
+    tuned = TunedRun.read(run)  # before torch is loaded
+    quiet_transformers()
+    with closing(tuned.sampler(config)) as sampler:
+        found = sampler.sample(tuned.context(context), number, bound)
+    print_exact(Console(), found)
+
+
+def _log_seed(config: CDPGConfig, given: Mapping[str, Any]) -> None:
     if "seed" not in given:
         _log.info(f"the same samples again: --seed {config.seed}")
 

@@ -1,0 +1,104 @@
+"""Samples of the ideal model for a run, by its tuned model and the base and constraint that ``config.yaml`` names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdpg.config import CDPGConfig, read_yaml
+from cdpg.constraints.named import load_constraint
+from cdpg.contexts.contexts import Context
+from cdpg.errors import UserError
+from cdpg.jobs.job import NEEDED, Job, prompting
+from cdpg.messages.terms import for_caller
+from cdpg.models.names import locate, require_model
+from cdpg.storage.json_files import mapping
+from cdpg.storage.run_folder import RunFolder
+from cdpg.tasks import find_task
+
+if TYPE_CHECKING:  # torch is loaded when everything that can be wrong without it has been looked at
+    from cdpg.rollout.exact import ExactSampler
+
+_log = logging.getLogger(__name__)
+
+SETTINGS = (
+    *("max_completion_length", "decoder_prefix", "long_contexts", "device", "dtype", "chat", "system"),
+    *("check_workers", "check_seconds", "check_memory", "check_output", "rows_per_pass", "tokens_per_pass"),
+)
+"""Settings of a run that drawing and judging depend on."""
+
+
+@dataclass(frozen=True)
+class TunedRun:
+    """A run that a command has made, with all that samples of its ideal model need; nothing is loaded yet."""
+
+    folder: RunFolder
+    values: Mapping[str, Any]
+    """Those of its ``config.yaml``."""
+    base: str
+    constraints: Sequence[Any]
+
+    @classmethod
+    def read(cls, path: str | Path) -> TunedRun:
+        """The run in a folder; refused if its base or its constraint is not to be had."""
+        folder = RunFolder(path)
+        values = _values(folder)
+        job = Job.from_mapping(values)
+        constraints = [_constraint(name) for name in job.constraint]
+        for model in (str(folder.model), locate(job.model)):
+            require_model(model)
+        return cls(folder, values, job.model, constraints)
+
+    def context(self, text: str) -> Context:
+        """A text as the run's contexts are: after its prefix, and with the column that its task makes of it."""
+        prefix, _ = prompting(self.values)
+        text = text.removeprefix(prefix)
+        if self.values.get("task") is None:
+            return Context(prefix + text, {}, 1)
+        task = find_task(str(self.values["task"]))
+        return task.contexts([{task.column: text}], prefix)[0]
+
+    def sampler(self, args: CDPGConfig | None = None) -> ExactSampler:
+        """Load both models; ``args`` replace the run's own settings. Another base than the run's is reported."""
+        from cdpg.rollout.exact import ExactSampler
+        from cdpg.storage.provenance import weights_digest
+
+        config = args or CDPGConfig.from_mapping({key: self.values[key] for key in SETTINGS if key in self.values})
+        stop = prompting(self.values)[1]
+        sampler = ExactSampler(str(self.folder.model), self.base, self.constraints, config, stop=stop)
+        then = mapping(self.values.get("origin")).get("base")
+        comparable = then is not None and config.dtype == self.values.get("dtype")
+        if comparable and weights_digest(sampler.base.module) != then:
+            _log.warning(
+                f"the weights of the base {self.base!r} are not those that the run was made from: what is accepted "
+                "follows the base as it is now"
+            )
+        return sampler
+
+
+def _values(folder: RunFolder) -> dict[str, Any]:
+    if not folder.config.is_file():
+        raise UserError(
+            f"{str(folder.path)!r} is no run's folder, and samples of the ideal model need the base and the constraint "
+            f"that a run's {folder.config.name} names: give the folder of a run, or use cdpg.ExactSampler in Python"
+        )
+    values = read_yaml(folder.config)
+    if not folder.model.is_dir():
+        raise UserError(f"the run {str(folder.path)!r} has no model yet: it is written at the end")
+    if values.get("task") is None and not all(values.get(key) for key in NEEDED):
+        raise UserError(
+            f"{str(folder.config)!r} does not name the base and the constraint, as of a run begun in Python: use "
+            "cdpg.ExactSampler there"
+        )
+    return values
+
+
+def _constraint(name: str) -> Any:
+    try:
+        return load_constraint(name)
+    except UserError as error:
+        what = for_caller("--exact judges samples", "samples of the ideal model are judged")
+        raise UserError(f"{what} by the run's constraint, and {error}; start in the folder that has it") from error

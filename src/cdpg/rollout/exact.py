@@ -1,0 +1,250 @@
+"""Samples of the ideal model p_c, by quasi-rejection sampling from a tuned model (:mod:`cdpg.target.rejection`).
+
+β is chosen by a *pilot*: samples of the context that serve for nothing else. What is accepted, and the figures that say
+how near it is to p, come from samples drawn afterwards. Were the pilot's own samples accepted by a β that depends on
+them, they would not be distributed as p_β; and the total variation that β was chosen by is too low by that choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cdpg.config import CDPGConfig
+from cdpg.constraints.judge import Constraints, Judge
+from cdpg.contexts.chats import as_chats
+from cdpg.contexts.contexts import Context, load_contexts
+from cdpg.errors import RunError, UserError
+from cdpg.messages.notices import shows_notices
+from cdpg.models.base import LanguageModel, PromptTokens
+from cdpg.models.loading import load_base, load_model
+from cdpg.models.rng import UniformStream
+from cdpg.models.sampling import StopRule
+from cdpg.models.transformer import TransformerModel
+from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.sampler import Sampler, Stopwatch
+from cdpg.sandbox.limits import Limits
+from cdpg.system.distributed import Processes, make_accelerator
+from cdpg.target.rejection import BOUND, RejectionSummary, choose_log_beta, log_acceptance, summarize_rejection
+
+_log = logging.getLogger(__name__)
+
+PILOT = 512
+"""Samples that β is chosen by, at least; as many more as it took, at least, give the figures."""
+_ROUND = 256
+"""Samples that are drawn together."""
+_FEW = 32
+"""Satisfying samples that a pilot has, at least."""
+_FINE = 4
+"""A pilot goes on until no sample has more than this part of the bound of all weight: what it has not seen, for the
+tuned model draws it too rarely, should then weigh less than the bound."""
+_MOST = 16
+"""A pilot ends after this many times the samples that were asked for; so does the search for samples to accept, after
+this many times those that it should take."""
+
+
+@dataclass(frozen=True)
+class ExactSample:
+    """An accepted sample."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    log_policy: float
+    """log π(x|c), of the tuned model that has drawn it."""
+    log_base: float
+    """log a(x|c)."""
+    b: float
+    ended: bool
+    """False where the length limit cut it."""
+
+
+@dataclass(frozen=True)
+class ExactSamples:
+    """Samples of p_β for one context, and how near p_β is to p."""
+
+    samples: tuple[ExactSample, ...]
+    summary: RejectionSummary
+    """Estimated from the ``draws``, which were not used to choose β."""
+    draws: int
+    """Samples of the tuned model that were drawn to accept from, with a verdict."""
+    pilot: int
+    """Samples of the pilot with a verdict."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The accepted completions."""
+        return [sample.text for sample in self.samples]
+
+
+class ExactSampler:
+    """Draws samples of p_c ∝ a(x|c) · b(x,c), with a tuned model as the proposal.
+
+    ``model`` is the tuned model and ``base`` the one it was tuned from, each by name or loaded; ``constraints`` are
+    those that it was tuned for; of ``args`` the length limit, the seed and the limits of checks count. ``stop`` ends
+    sequences as it did in training.
+    """
+
+    @shows_notices
+    def __init__(
+        self,
+        model: str | PathLike[str] | nn.Module | LanguageModel,
+        base: str | PathLike[str] | LanguageModel,
+        constraints: Constraints,
+        args: CDPGConfig | dict[str, Any] | None = None,
+        *,
+        processing_class: Any = None,
+        stop: StopRule | None = None,
+    ) -> None:
+        self.config = CDPGConfig.of(args).replace(num_generations=_ROUND, batch_size=None)
+        self.judge = Judge(constraints, Limits.of(self.config))  # first: it may fork
+        self.policy = model if isinstance(model, LanguageModel) else load_model(model, self.config, processing_class)
+        self.base = load_base(base, self.config)
+        processes = Processes(make_accelerator(self.config))
+        self._sampler = Sampler(self.policy, self.base, self.judge, self.config, processes, stop)
+
+    @shows_notices
+    def sample(self, context: Any, number: int = 4, bound: float = BOUND, pilot: int = PILOT) -> ExactSamples:
+        """Accept ``number`` samples for one context, a prompt or a row with its columns.
+
+        β is chosen for an estimated total variation to p of at most ``bound``, by ``pilot`` samples or more.
+        """
+        if not 0 < bound < 1:
+            raise UserError(f"the bound on the total variation must lie between 0 and 1, such as 0.05, not {bound}")
+        if number < 1 or pilot < 1:
+            raise UserError(f"number and pilot must be at least 1, not {number} and {pilot}")
+        prompt = self._encode(context)
+        ratios, least = self._pilot(prompt, pilot, bound)
+        log_beta = choose_log_beta(ratios, bound)
+        expected = summarize_rejection(ratios, log_beta).acceptance
+        _log.info(
+            f"by {len(ratios):,} draws β is {math.exp(log_beta):.4g}: of those to come {expected:.1%} should be taken"
+        )
+        samples, drawn = self._accept(prompt, log_beta, number, least, math.ceil(_MOST * number / expected))
+        return ExactSamples(samples, summarize_rejection(drawn, log_beta), len(drawn), len(ratios))
+
+    def close(self) -> None:
+        """End the worker processes; ``sample`` starts new ones."""
+        self.judge.close()
+
+    def _encode(self, context: Any) -> tuple[Context, PromptTokens]:
+        """The context with its prompt, if both models know it by the same tokens and it has what a constraint needs."""
+        given = context if isinstance(context, (Context, dict)) else {"prompt": context}
+        loaded = as_chats(load_contexts([given]), self.config.chat, self.config.system)
+        self.judge.require_columns(loaded)
+        length = self.config.max_completion_length
+        if isinstance(self.policy, TransformerModel) and isinstance(self.base, TransformerModel):
+            differences = list(self.policy.token_differences(self.base, loaded, length))
+            if differences:
+                raise UserError(
+                    f"the tuned model and the base have other tokens, and P is defined on the base's: "
+                    f"{'; '.join(differences)}; name the base that the model was tuned from"
+                )
+        return loaded[0], self.policy.encode(loaded, length)[0]
+
+    def _rounds(self, prompt: tuple[Context, PromptTokens], stream: str) -> Iterator[Rollout]:
+        """Samples of the tuned model, judged; the base scores those that satisfy."""
+        number = 0
+        while True:
+            yield self._sampler.draw(number, [prompt[0]], [prompt[1]], False, Stopwatch(), stream=stream)
+            number += 1
+
+    def _pilot(self, prompt: tuple[Context, PromptTokens], least: int, bound: float) -> tuple[Tensor, int]:
+        """``[sample]``: log P/π of the pilot's samples, and how many were drawn; it goes on while they are too few."""
+        ratios, drawn = torch.empty(0, dtype=torch.float64), 0
+        for rollout in self._rounds(prompt, "exact-pilot"):
+            _refuse_unjudged(rollout)
+            ratios = torch.cat([ratios, _ratios(rollout)])
+            drawn += rollout.b.numel()
+            satisfying = int((ratios > -math.inf).sum())
+            largest = float(ratios.softmax(dim=0).max()) if satisfying else 1.0
+            suffices = satisfying >= _FEW and largest <= bound / _FINE
+            if drawn >= least and (suffices or drawn >= _MOST * least):
+                break
+        if not satisfying:
+            raise RunError(
+                f"none of {drawn:,} samples of the tuned model satisfies the constraint in this context, so that there "
+                "is nothing to accept: tune it for longer, give a context like those it was tuned on, or relax the "
+                "constraint"
+            )
+        if not suffices:
+            _log.warning(
+                f"{satisfying:,} of {drawn:,} samples satisfy, and one of them has {largest:.1%} of all weight: the "
+                "tuned model is far from p in this context, and the figures below are rough"
+            )
+        return ratios, drawn
+
+    def _accept(
+        self, prompt: tuple[Context, PromptTokens], log_beta: float, number: int, least: int, most: int
+    ) -> tuple[tuple[ExactSample, ...], Tensor]:
+        """The first ``number`` samples that are accepted, and log P/π of all that were drawn for it."""
+        accepted: list[ExactSample] = []
+        found: list[Tensor] = []
+        drawn = 0
+        for rollout in self._rounds(prompt, "exact"):
+            uniforms = UniformStream(self.config.seed, "exact-acceptance", rollout.number)
+            for row in accepted_rows(rollout, log_beta, uniforms):
+                accepted.append(_sample(rollout, row))
+            found.append(_ratios(rollout))
+            drawn += rollout.b.numel()
+            if len(accepted) >= number and drawn >= least:
+                return tuple(accepted[:number]), torch.cat(found)
+            if drawn >= max(least, most):
+                break
+        raise RunError(
+            f"only {len(accepted):,} of {number:,} samples were accepted of {drawn:,} that were drawn, far fewer than "
+            "the pilot made expect: ask for fewer, for a larger total variation, or give another seed"
+        )
+
+
+def accepted_rows(rollout: Rollout, log_beta: float, uniforms: UniformStream) -> Sequence[int]:
+    """The samples of one context that are accepted, in the order in which they were drawn.
+
+    Each is accepted with probability min(1, P_c/(β π)); one without a verdict never.
+    """
+    count = rollout.b.shape[1]
+    drawn = torch.from_numpy(uniforms.draw(np.zeros(count, dtype=np.int64), np.arange(count), position=0))
+    rows: list[int] = (drawn < log_acceptance(rollout.log_ratio[0], log_beta).exp()).nonzero()[:, 0].tolist()
+    return rows
+
+
+def _ratios(rollout: Rollout) -> Tensor:
+    """``[sample]``: log P/π of the samples with a verdict."""
+    ratios = rollout.log_ratio[rollout.valid]
+    if not bool((ratios < math.inf).all()):  # nor is NaN
+        raise RunError("the base's probabilities are not finite: its weights hold NaN or are too large")
+    return ratios
+
+
+def _sample(rollout: Rollout, row: int) -> ExactSample:
+    samples = rollout.samples
+    return ExactSample(
+        text=samples.texts[0][row],
+        token_ids=tuple(samples.token_ids(0, row)),
+        log_policy=float(rollout.log_q[0, row]),
+        log_base=float(rollout.log_a[0, row]),
+        b=float(rollout.b[0, row]),
+        ended=bool(samples.ended[0, row]),
+    )
+
+
+def _refuse_unjudged(rollout: Rollout) -> None:
+    """End where there is no verdict on any sample; tell of failed checks on some."""
+    count, failed = rollout.b.numel(), int(rollout.failed.sum())
+    example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+    if bool(rollout.inapplicable.all()):
+        raise UserError(
+            f"no constraint applies to any of {count:,} samples of this context (all returned None): give a context to "
+            "which one applies"
+        )
+    if not bool(rollout.valid.any()):
+        raise RunError(f"the check of every one of {count:,} samples failed{example}; fix the constraint")
+    if failed:
+        _log.warning(f"{failed:,} of {count:,} checks failed, and their samples are left out{example}")
