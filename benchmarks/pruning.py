@@ -2,14 +2,16 @@
 
     python benchmarks/pruning.py [--task code-pep8] [--rare] [--epochs 4] [--threads 1] [--output FILE.json]
 
-Two runs of the task's tiny preset take turns, one pruned and one not. They draw the same samples and learn the same, so
-that only the ends of hopeless samples differ. Machines are noisy: only ratios within one run are meaningful.
+Two runs of the task's tiny preset take turns, one pruned and one not. Their learning rate is 0, so that they draw the
+same samples of the base, and only the ends of hopeless samples differ. Machines are noisy: only ratios within one run
+are meaningful.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import tempfile
 import time
@@ -47,26 +49,42 @@ documented.hopeless = cannot_be_documented  # type: ignore[attr-defined]
 def make(given: argparse.Namespace, prune: bool, folder: Path) -> Parts:
     job = Job.from_mapping({"task": given.task})
     inputs = job.load()
-    config = job.settings.replace(prune=prune, output_dir=str(folder), control_variate=given.control_variate)
+    config = job.settings.replace(
+        prune=prune, output_dir=str(folder), learning_rate=0.0, replay=0, control_variate=given.control_variate
+    )
     return set_up(
         config, job.model, documented if given.rare else inputs.constraints, inputs.tuning, inputs.held_out,
         processing_class=None, peft_config=None, stop=inputs.stop, measure=inputs.measure, command=None, inputs={},
     )  # fmt: skip
 
 
+def cpu_of_workers(pid: int | None = None) -> float:
+    """Seconds of computing time of all processes that this one started, and theirs; 0 where the system hides it."""
+    pid = os.getpid() if pid is None else pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    ended = 0.0 if pid == os.getpid() else sum(map(int, fields[13:15]))  # of its own children
+    own = 0.0 if pid == os.getpid() else sum(map(int, fields[11:13]))
+    return (own + ended) / os.sysconf("SC_CLK_TCK") + sum(cpu_of_workers(int(child)) for child in children)
+
+
 def epoch(parts: Parts, number: int) -> Record:
     """One epoch, steps included."""
     watch, config = Stopwatch(), parts.sampler.config
-    since, cpu = time.perf_counter(), time.process_time()
+    since, cpu, workers = time.perf_counter(), time.process_time(), cpu_of_workers()
     chosen = parts.stream.draw(number - 1, config.contexts_per_epoch)
     contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
     every = parts.method.scores_every_sample
     rollout = parts.sampler.draw(number, contexts, prompts, every, watch, indices=chosen)
-    parts.updater(config, lambda event: None).update(rollout, parts.method.begin())
+    parts.updater(config, lambda event: None).update(rollout, {**parts.method.begin(), "satisfying": 1.0})
     watch.lap("gradient")
     return {
         "seconds": time.perf_counter() - since,
         "cpu_seconds": time.process_time() - cpu,
+        "cpu_seconds_workers": cpu_of_workers() - workers,
         "tokens": int(rollout.lengths.sum()),
         "satisfaction": float(rollout.b.mean()),
         "pruned": float(rollout.pruned.double().mean()),
