@@ -337,7 +337,7 @@ def test_a_missing_column_is_refused() -> None:
     def needy(prompts: list[str], completions: list[str], source: list[str]) -> list[bool]:
         return [text[:1] == given for text, given in zip(completions, source, strict=True)]
 
-    with pytest.raises(UserError, match="takes 'source', which has no default"):
+    with pytest.raises(UserError, match=r"takes 'source', which has no default.* a default$"):
         make(needy).sample("p")
     found = make(needy).sample({"prompt": "p", "source": "b"}, number=10)
     assert {text[0] for text in found.texts} == {"b"}
@@ -464,7 +464,12 @@ REFUSED = [
     ("gone", [], 2, "--exact judges samples by the run's constraint, and there is no module 'no_such_rules'"),
     ("renamed", [], 2, "by the run's constraint, and 'exact_rules' has no function 'evn'; did you mean 'even'?; start"),
     ("moved", [], 2, "there is no folder './elsewhere'"),
-    ("needy", [], 2, "takes 'source', which has no default"),
+    (
+        "needy",
+        [],
+        2,
+        "or give the parameter a default; a context that is typed is its text alone: use cdpg.ExactSampler",
+    ),
     ("never", [], 1, "none of 8,192 samples of the tuned model satisfies the constraint in this context"),
     ("run", ["2"], 2, "--exact takes a total variation between 0 and 1, such as 0.05, not 2"),
     ("run", ["-0.5"], 2, "--exact takes a total variation between 0 and 1, such as 0.05, not -0.5"),

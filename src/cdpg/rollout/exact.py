@@ -24,6 +24,7 @@ from cdpg.contexts.chats import as_chats
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.errors import RunError, UserError
 from cdpg.messages.notices import shows_notices
+from cdpg.messages.terms import for_caller
 from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.loading import load_base, load_model
 from cdpg.models.rng import UniformStream
@@ -138,7 +139,13 @@ class ExactSampler:
         """The context with its prompt, if both models know it by the same tokens and it has what a constraint needs."""
         given = context if isinstance(context, (Context, dict)) else {"prompt": context}
         loaded = as_chats(load_contexts([given]), self.config.chat, self.config.system)
-        self.judge.require_columns(loaded)
+        try:
+            self.judge.require_columns(loaded)
+        except UserError as error:
+            typed = (
+                "; a context that is typed is its text alone: use cdpg.ExactSampler in Python, with a row that has it"
+            )
+            raise UserError(f"{error}{for_caller(typed, '')}") from error
         length = self.config.max_completion_length
         if isinstance(self.policy, TransformerModel) and isinstance(self.base, TransformerModel):
             differences = list(self.policy.token_differences(self.base, loaded, length))
