@@ -206,6 +206,28 @@ def test_files_have_the_gain_of_every_evaluation(tmp_path: Path) -> None:
     assert ideal.metrics()["tuned"]["gain"]["mean"] == pytest.approx(gains[2], rel=1e-12)
 
 
+def test_the_gain_can_be_computed_again_from_the_samples_in_the_folder(tmp_path: Path) -> None:
+    made = trainer(tmp_path, soft)
+    made.train()
+    universe, log_a, _ = enumerated(soft, made.base)
+    log_policy = universe.log_prob(made.policy)
+    by_row: dict[int, list[float]] = {}
+    records = list(read_jsonl(tmp_path / "ideal_samples.jsonl"))
+    for record in records:
+        context = [found.row for found in universe.samples.contexts].index(record["row"])
+        ids = [universe.samples.token_ids(context, place) for place in range(universe.samples.shape[1])]
+        outcome = context, ids.index(record["token_ids"])
+        assert record["prompt"] == universe.samples.contexts[context].prompt
+        assert record["completion"] == universe.samples.texts[context][outcome[1]]
+        assert record["log_a"] == pytest.approx(float(log_a[outcome]), rel=1e-12)
+        by_row.setdefault(record["row"], []).append(float(log_policy[outcome] - log_a[outcome]))
+    assert list(by_row) == sorted(by_row)
+    means = [sum(values) / len(values) for values in by_row.values()]
+    result = json.loads((tmp_path / "evaluation.json").read_text())
+    assert result["contexts_with_gain"] == len(means) == 3
+    assert result["tuned"]["gain"]["mean"] == pytest.approx(sum(means) / 3, rel=1e-12)
+
+
 def test_without_draws_there_is_no_gain(tmp_path: Path) -> None:
     trainer(tmp_path, soft, gain_draws=0).train()
     result = json.loads((tmp_path / "evaluation.json").read_text())

@@ -71,6 +71,14 @@ def test_a_new_run_takes_the_place_of_the_old_and_other_files_stay(run: Path, tm
     )
 
 
+def test_every_file_of_a_run_is_removed(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    assert {"kept.json", "ideal_samples.jsonl"} <= {path.name for path in folder.iterdir()}
+    remove_run(RunFolder(folder))
+    assert {path.name for path in folder.iterdir()} <= {".lock"}
+
+
 def test_a_run_that_is_resumed_removes_nothing(run: Path) -> None:
     make(run, epochs=4, overwrite_output_dir=True).train(resume_from_checkpoint=True)
     assert [record["epoch"] for record in untimed(run)] == [1, 2, 3, 4]

@@ -159,10 +159,14 @@ PACE = Pace(sampling=1.0, constraint=0.5, scoring=0.1, gradient=0.3)
 
 
 def test_the_time_of_an_epoch() -> None:
-    config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False)
+    config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False, replay=0)
     assert epoch_seconds(config, PACE, 0.5) == pytest.approx(10 + 5 * 0.4)
     assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
     assert epoch_seconds(config.replace(control_variate=True), PACE, 0.5) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
+    assert epoch_seconds(config.replace(control_variate=True), PACE, 0.1) == pytest.approx(10 + 1 * 0.4), "too rare"
+    replayed = 3 * 10 * 0.5 / (1 - 0.5**5)
+    assert epoch_seconds(config.replace(replay=3), PACE, 0.5) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
+    assert epoch_seconds(config.replace(replay=3), PACE, 0.0) == pytest.approx(10)
     assert epoch_seconds(config.replace(method="ziegler"), PACE, 0.5) == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
     assert epoch_seconds(config.replace(method="raft"), PACE, 0.5) == pytest.approx(10 + 5 * (0.1 + 4 * 0.3))
     assert epoch_seconds(config.replace(method="rft"), PACE, 0.5) == pytest.approx(10 + 5 * 4 * 0.3), "nothing to score"

@@ -111,12 +111,13 @@ def evaluate(
         from cdpg.storage.evaluations import write_evaluation
 
         quiet_transformers()
-        result = evaluate_model(job, inputs, path, shlex.join(sys.argv), read_tuned_on(folder))
-    if result is None:  # only the main process has figures
+        found = evaluate_model(job, inputs, path, shlex.join(sys.argv), read_tuned_on(folder))
+    if found is None:  # only the main process has figures
         return
+    result, ideal_samples = found
     if own and output is None:
         with folder:
-            write_evaluation(folder, result)
+            write_evaluation(folder, result, ideal_samples)
     else:
         write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
     shown = Console()

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -158,11 +158,13 @@ class Evaluator:
         if ideal:
             counts = torch.cat([part.counts(self.processes) for part in ideal])
             gains[BASE] = torch.where(counts > 0, 0.0, math.nan).double()
+        drawn = [record for part in ideal for record in part.records(self.processes)]
         if not self.processes.is_main:
             return None
         own = (own_metrics(self.measure), own_counts(self.measure))
         tuned_on = self.count_tuned_on(limit)
-        return Evaluation.of(outcomes, scores, self.config, about, tuned_on, *own, gains=gains if ideal else None)
+        found = Evaluation.of(outcomes, scores, self.config, about, tuned_on, *own, gains=gains if ideal else None)
+        return replace(found, ideal_samples=drawn)
 
     def _ideal_samples(
         self, base: Outcome, cache: EvaluationCache, progress: Progress, check_stop: Callable[[], None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,24 @@ class IdealSamples:
         rows = torch.arange(len(self.owners))
         log_policy = score_samples(model, self.samples, rows, tokens_per_pass).sum(dim=2)[:, 0]
         return mean_by_context(log_policy - self.log_a, self.owners, self.contexts, processes.total)
+
+    def records(self, processes: Processes) -> list[dict[str, Any]]:
+        """The samples of all processes, with their log-probabilities under the base, in the order of the contexts."""
+        own = [
+            (owner, self._record(row, log_a))
+            for row, (owner, log_a) in enumerate(zip(self.owners.tolist(), self.log_a.tolist(), strict=True))
+        ]
+        return [record for _, record in sorted(processes.gather(own), key=lambda found: found[0])]
+
+    def _record(self, row: int, log_a: float) -> dict[str, Any]:
+        context = self.samples.contexts[row]
+        return {
+            "row": context.row,
+            "prompt": context.prompt,
+            "completion": self.samples.texts[row][0],
+            "token_ids": self.samples.token_ids(row, 0),
+            "log_a": log_a,
+        }
 
     def counts(self, processes: Processes) -> Tensor:
         """``[context]``: how many samples each context has."""

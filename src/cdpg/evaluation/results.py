@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,8 @@ class Evaluation:
     """How the measure's own metrics are shown."""
     own_counts: Mapping[str, Count] = field(default_factory=dict)
     """How its counts are shown."""
+    ideal_samples: Sequence[Mapping[str, Any]] = ()
+    """The samples of the ideal model that the gain was measured on."""
 
     @classmethod
     def of(

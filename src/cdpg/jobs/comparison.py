@@ -212,7 +212,8 @@ def compare(
     write_json(Path(job.settings.output_dir) / FILE, result)
     for run in runs:
         with run.folder:
-            write_evaluation(run.folder, evaluation.to_mapping({BASE: BASE, run.name: TUNED}))
+            own = evaluation.to_mapping({BASE: BASE, run.name: TUNED})
+            write_evaluation(run.folder, own, evaluation.ideal_samples)
     log_all(result["notices"])
     return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -51,8 +51,10 @@ def evaluate_model(
     model: str,
     command: str | None,
     tuned_on: frozenset[str] | None,
-) -> dict[str, Any] | None:
-    """Evaluate a model and the job's base, in the form of ``evaluation.json``; None except on the main process.
+) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]]] | None:
+    """Evaluate a model and the job's base: the content of ``evaluation.json``, and the samples of the ideal model.
+
+    None except on the main process.
 
     A model with other tokens than the base is refused, since p is defined on the base's. ``tuned_on`` has digests of
     the prompts that it was tuned on, if they are known.
@@ -65,7 +67,7 @@ def evaluate_model(
         return None
     result = found.to_mapping({BASE: BASE, TUNED: TUNED})
     log_all(result["notices"])
-    return result
+    return result, found.ideal_samples
 
 
 def evaluate_saved(

@@ -103,6 +103,9 @@ class Method(ABC):
         """Whether the gradient needs the samples with b = 0 too."""
         return self.scores_every_sample
 
+    differentiates_from: ClassVar[float] = 0.0
+    """The share of satisfying samples from which on it does."""
+
     @property
     def passes(self) -> int:
         """Passes over each epoch's samples."""

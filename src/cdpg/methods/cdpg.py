@@ -61,6 +61,7 @@ class CDPG(WeightedMethod):
     targets_p = True
     chooses_epoch = True
     normalizes_per_context = True
+    differentiates_from = OFTEN
 
     @property
     def settings(self) -> CDPGSettings:

@@ -63,6 +63,11 @@ class RunFolder:
         return self.path / "evaluation.json"
 
     @property
+    def ideal_samples(self) -> Path:
+        """The samples of the ideal model that the gain was measured on, a line each."""
+        return self.path / "ideal_samples.jsonl"
+
+    @property
     def model(self) -> Path:
         """The tuned model, a plain Hugging Face folder."""
         return self.path / "model"

@@ -80,7 +80,8 @@ class RunEvaluator:
             found = self.parts.evaluations.at_end(progress, check_stop)
         if found is None:  # not the main process
             return {}
-        return write_evaluation(self.parts.folder, found.to_mapping({BASE: BASE, TUNED: TUNED}))
+        figures = found.to_mapping({BASE: BASE, TUNED: TUNED})
+        return write_evaluation(self.parts.folder, figures, found.ideal_samples)
 
     def report(self, found: Mapping[str, Any]) -> None:
         """Give callbacks the tuned model's means of an evaluation that was asked for outside of a run."""

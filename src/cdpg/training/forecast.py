@@ -26,14 +26,18 @@ class Pace:
 def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
     """Seconds of one epoch, if that share of its samples satisfies; often only those are scored and differentiated.
 
-    The method says which, and how often it goes over them.
+    The method says which, how often it goes over them, and how many it replays.
     """
     samples, method = config.samples_per_epoch, make_method(config)
     scored = samples if method.scores_every_sample else samples * satisfying
     scored = 0.0 if method.proposal == "base" else scored  # log a is known when a token is drawn
-    differentiated = samples if method.differentiates_every_sample else samples * satisfying
+    failing_too = method.differentiates_every_sample and satisfying >= method.differentiates_from
+    differentiated = (samples if failing_too else samples * satisfying) * method.passes
+    if method.replay and satisfying:  # visits without a satisfying sample are not replayed
+        covered = 1 - (1 - satisfying) ** config.num_generations
+        differentiated += method.replay * samples * satisfying / covered
     waiting = max(pace.sampling, pace.constraint)
-    return samples * waiting + scored * pace.scoring + differentiated * method.passes * pace.gradient
+    return samples * waiting + scored * pace.scoring + differentiated * pace.gradient
 
 
 def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
