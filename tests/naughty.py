@@ -92,6 +92,18 @@ def pids(texts: list[str]) -> list[int]:
     return [os.getpid()] * len(texts)
 
 
+_called = list[bool]()
+
+
+@text_check()
+def slow_at_first(texts: list[str]) -> list[int]:
+    """The process; the first call in one takes a fifth of a second."""
+    if not _called:
+        time.sleep(0.2)
+        _called.append(True)
+    return [os.getpid()] * len(texts)
+
+
 @text_check()
 def of_the_text(texts: list[str]) -> list[int]:
     return lengths(texts)

@@ -43,6 +43,8 @@ def test_every_method_runs_with_every_seed_in_a_folder_of_its_own(tmp_path: Path
 class Figures:
     """Stands for an evaluation of these runs."""
 
+    ideal_samples = ({"row": 3},)
+
     def to_mapping(self, names: dict[str, str] | None = None) -> dict[str, Any]:
         models: dict[str, Any] = {"base": {"satisfaction": {"mean": 0.125}}}
         models |= {name: {"satisfaction": {"mean": value}} for name, value in SATISFACTION.items()}
@@ -82,6 +84,7 @@ def test_a_comparison_loads_and_writes_each_run_under_its_own_name(tmp_path: Pat
     assert whole["costs"] == costs
     for name, value in SATISFACTION.items():
         own = json.loads((tmp_path / name / "evaluation.json").read_text())
+        assert (tmp_path / name / "ideal_samples.jsonl").read_text() == '{"row": 3}\n'
         assert own["base"] == {"satisfaction": {"mean": 0.125}}
         assert own["tuned"] == {"satisfaction": {"mean": value}}
         assert own["costs"] == {"tuned": costs[name]}

@@ -164,9 +164,9 @@ def test_the_time_of_an_epoch() -> None:
     assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
     assert epoch_seconds(config.replace(control_variate=True), PACE, 0.5) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
     assert epoch_seconds(config.replace(control_variate=True), PACE, 0.1) == pytest.approx(10 + 1 * 0.4), "too rare"
-    replayed = 3 * 10 * 0.5 / (1 - 0.5**5)
-    assert epoch_seconds(config.replace(replay=3), PACE, 0.5) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
-    assert epoch_seconds(config.replace(replay=3), PACE, 0.0) == pytest.approx(10)
+    replayed = 8 / 4 * 10 * 0.5 / (1 - 0.5**5)
+    assert epoch_seconds(config.replace(replay=8), PACE, 0.5) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
+    assert epoch_seconds(config.replace(replay=8), PACE, 0.0) == pytest.approx(10)
     assert epoch_seconds(config.replace(method="ziegler"), PACE, 0.5) == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
     assert epoch_seconds(config.replace(method="raft"), PACE, 0.5) == pytest.approx(10 + 5 * (0.1 + 4 * 0.3))
     assert epoch_seconds(config.replace(method="rft"), PACE, 0.5) == pytest.approx(10 + 5 * 4 * 0.3), "nothing to score"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,9 @@ def test_batches_are_divided_so_that_the_mean_is_over_all_visits() -> None:
             assert batch.divisor == pytest.approx(valid / buffer.covered_share, rel=1e-12)
         chosen = {(batch.rollout.indices, batch.rollout.log_q.sum().item()) for batch in batches}
         assert len(chosen) > 1, "each batch is drawn anew"
+        wide = replace(replay, config=config.replace(batch_size=None))
+        sizes = [len(batch.rollout.b) for batch in wide.batches(epoch_of(3, (0, 2) * 6), {})]
+        assert sizes == [3, 3, 3], "a quarter of the twelve contexts"
 
     alone(work)
 

@@ -211,6 +211,13 @@ def test_a_worker_is_used_again_until_it_fails() -> None:
         assert os.getpid() not in first
 
 
+def test_a_function_that_is_slow_at_first_keeps_its_worker() -> None:
+    """A first call that takes long, as one that loads a model does, must not make every sample a first call."""
+    with pool(naughty.slow_at_first, limits=Limits(1, 5.0, 128)) as made:
+        workers = [made.collect(made.submit(naughty.slow_at_first, ["a"])).values[0] for _ in range(12)]
+    assert len(set(workers)) <= 2
+
+
 def test_a_worker_whose_function_leaks_is_replaced() -> None:
     """No single call leaks much; the worker is replaced before it uses half of its limit."""
     with pool(naughty.pids, limits=Limits(1, 5.0, 128)) as made:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cdpg.rollout.rollout import Rollout
 
 
-OFTEN = 0.2
+OFTEN = 0.4
 """Share of satisfying samples from which on the control variate is worth its gradients: it takes away about this share
 of the noise, since the second moment of the weights falls from 1/ESS to 1/ESS − 1."""
 
@@ -32,11 +32,12 @@ class CDPGSettings(MethodSettings):
     ``pooled`` takes for each sample all others ever drawn for its context, together with the mean over contexts."""
     control_variate: bool = True
     """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient. An epoch
-    does so if at least a fifth of the samples of the epoch before satisfied: of rarer ones it removes little noise."""
-    replay: int = 3
-    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. An epoch replays
-    only if the model of the epoch before is the one to keep, by the gain on the contexts set aside
-    (``validation_contexts``), so that samples are not learnt by heart."""
+    does so if at least two fifths of the samples of the epoch before satisfied: of rarer ones it removes little noise,
+    and the others are many."""
+    replay: int = 8
+    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
+    quarter as many contexts. An epoch replays only if the model of the epoch before is the one to keep, by the gain on the
+    contexts set aside (``validation_contexts``), so that samples are not learnt by heart."""
     replay_samples: int = 65536
     """Samples of the latest epochs that are kept for replay. A sample that does not satisfy takes 40 bytes, one that
     does 4 more for each token."""

@@ -37,6 +37,8 @@ _CHUNK_SECONDS = 0.1
 _SLOW_FACTOR = 20
 """A chunk that takes this many times its expected time is repeated sample by sample, each with the full limit."""
 _MIN_CHUNK_SECONDS = 0.25
+_SLOW_SHARE = 0.1
+"""A sample is slow if it takes this share of its time limit."""
 _MAX_WAIT = 5.0
 _MAX_FAILED_STARTS = 5
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
@@ -173,11 +175,13 @@ class Supervisor:
     def _worker_for(self, chunk: WorkItem) -> WorkerProcess:
         """A worker for a chunk. Used workers come first: the unused ones are for retries.
 
-        A slow sample, which is a chunk of its own, gets an unused worker, so that its answer needs no retry.
+        A sample that takes a good part of its limit gets an unused worker, so that its answer needs no retry. Others do
+        not: a new worker's first call is slower, so that all samples would seem slow from then on.
         """
         idle = sorted(self._workers.idle(), key=lambda worker: worker.unused)
         batch = self._batches[chunk.batch]
-        slow = len(chunk.indices) == 1 and self._seconds_per_sample.get(batch.function, math.inf) > _CHUNK_SECONDS / 2
+        pace = self._seconds_per_sample.get(batch.function, math.inf)
+        slow = len(chunk.indices) == 1 and pace > self._limits.seconds * _SLOW_SHARE
         if not slow or not self._is_deterministic(batch):
             return idle[0] if idle else self._workers.spawn()
         if idle and not idle[-1].unused:

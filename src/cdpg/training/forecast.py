@@ -10,6 +10,7 @@ from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.messages.text import duration
 from cdpg.methods import make_method
 from cdpg.system import memory
+from cdpg.training.replay import SMALLER
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
     differentiated = (samples if failing_too else samples * satisfying) * method.passes
     if method.replay and satisfying:  # visits without a satisfying sample are not replayed
         covered = 1 - (1 - satisfying) ** config.num_generations
-        differentiated += method.replay * samples * satisfying / covered
+        differentiated += method.replay / SMALLER * samples * satisfying / covered
     waiting = max(pace.sampling, pace.constraint)
     return samples * waiting + scored * pace.scoring + differentiated * pace.gradient
 

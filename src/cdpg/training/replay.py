@@ -17,6 +17,10 @@ from cdpg.rollout.rollout import Rollout
 from cdpg.system.distributed import Processes
 from cdpg.training.optimization import Batch
 
+SMALLER = 4
+"""How many times smaller a replayed batch is than one of the epoch's own samples: at equal cost, several small steps
+lead further than one large step."""
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -33,14 +37,14 @@ class Replay:
     processes: Processes
 
     def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
-        """Visits with a satisfying sample, as many a batch as an ordinary one has contexts.
+        """Visits with a satisfying sample, a quarter as many a batch as an ordinary one has contexts.
 
         ``state`` is the method's after the epoch. The mean over these visits, times their share of the samples, is an
         estimate of the mean over all visits, since the others have no gradient.
         """
         per_context = rollout.b.shape[1]
         batch_size = self.config.batch_size or rollout.b.numel()
-        visits = max(1, batch_size // per_context)
+        visits = max(1, batch_size // per_context // SMALLER)
         for number in range(self.steps * -(-rollout.b.numel() // batch_size)):
             uniforms = UniformStream(self.config.seed, f"replay-{number}", rollout.number)
             chosen = self.buffer.choose(visits, uniforms)
