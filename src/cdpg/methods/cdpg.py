@@ -36,8 +36,8 @@ class CDPGSettings(MethodSettings):
     and the others are many."""
     replay: int = 8
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
-    quarter as many contexts. An epoch replays only if the model of the epoch before is the one to keep, by the gain on the
-    contexts set aside (``validation_contexts``), so that samples are not learnt by heart."""
+    quarter as many contexts. An epoch replays only if the model of the epoch before is the one to keep, by the gain on
+    the contexts set aside (``validation_contexts``), so that samples are not learnt by heart."""
     replay_samples: int = 65536
     """Samples of the latest epochs that are kept for replay. A sample that does not satisfy takes 40 bytes, one that
     does 4 more for each token."""
