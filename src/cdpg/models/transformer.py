@@ -11,7 +11,7 @@ import copy
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,17 @@ from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenS
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
 from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
+from cdpg.models.fast.gpt_neo_steps import GPTNeoSteps
 from cdpg.models.fast.packed_weights import packed_weights, packing_works
+from cdpg.models.fast.steps import StepDecoding, Steps
+from cdpg.models.fast.t5_steps import T5Steps
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which model families limit how far back a position attends."""
+_STEPS = (GPTNeoSteps, T5Steps)
+"""Families whose decoder's step is written in fewer operations."""
 
 
 @dataclass
@@ -71,6 +76,10 @@ class TransformerModel(LanguageModel):
     """Whether rows attend to their context's prompt where it is stored, once; else it is copied to every row."""
     packs_weights: bool
     """Whether sampling on a CPU multiplies by packed weights; else by the weights as they are."""
+    has_steps: bool
+    """Whether the decoder's step is done in fewer operations while sampling; else by the model's own code."""
+    _steps: Steps | None = None
+    """Made for the weights of now, while sampling."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
@@ -78,9 +87,11 @@ class TransformerModel(LanguageModel):
         self._probing = True  # in the weights' own precision, so that results can be compared
         with torch.no_grad():
             self._check_head()
-            self.shares_prompts = self._sharing_works()
+            own = self._own_steps()
+            self.shares_prompts = self._agrees(own, share=True)
+            self.packs_weights = packing_works()
+            self.has_steps = self.shares_prompts and self._steps_work(own)
         self._probing = False
-        self.packs_weights = packing_works()
 
     @property
     def tokenizer(self) -> Any:
@@ -128,10 +139,33 @@ class TransformerModel(LanguageModel):
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         with self._precision():
             state = self._prefill(prompts)
-        return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
+        return self._decoding(state, context, max_length, self._can_share(state, max_length))
 
-    def sampling(self, rows: int) -> AbstractContextManager[None]:
-        return packed_weights(self.module, rows) if self.packs_weights and self.exact_sampling else nullcontext()
+    def _decoding(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
+        if not share or self._steps is None:
+            return _TransformerDecoding(self, prefix, context, max_length, share)
+        shared = Shared.of(context, prefix.mask)
+        state = self._steps.begin(prefix.cache, shared, prefix.lengths[context])
+        return StepDecoding(self._steps, prefix.hidden[context], state)
+
+    @contextmanager
+    def sampling(self, rows: int) -> Iterator[None]:
+        if not self.exact_sampling:
+            yield
+            return
+        steps = self._made_steps(rows) if self.has_steps else None
+        used = self.module if steps is None else self.inner.get_output_embeddings()
+        with packed_weights(used, rows) if self.packs_weights else nullcontext():
+            self._steps = steps
+            try:
+                yield
+            finally:
+                self._steps = None
+
+    def _made_steps(self, rows: int) -> Steps | None:
+        """The decoder's step in fewer operations, by the weights of now; None if there is none for this model."""
+        found = next((kind for kind in _STEPS if kind.fits(self.inner)), None)
+        return None if found is None else found(self.inner, rows, self.packs_weights)
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
@@ -195,23 +229,37 @@ class TransformerModel(LanguageModel):
         shortest = min((window for window in windows if window), default=None)
         return self.shares_prompts and (shortest is None or state.mask.shape[1] + max_length <= shortest)
 
-    def _sharing_works(self) -> bool:
-        """Compare the shared attention with the model's own, on two prompts of different length."""
+    def _own_steps(self) -> Tensor:
+        """States of a short trial by the model's own attention."""
         try:
-            own = self._try_steps(share=False)
+            return self._try_steps(share=False)
         except Exception as error:
             raise UserError(
                 f"models of type {self.config.model_type!r} cannot be decoded step by step from a key-value cache "
                 f"({type(error).__name__}: {error}): use a model of another type"
             ) from error
+
+    def _agrees(self, own: Tensor, share: bool) -> bool:
+        """Whether another way of decoding gives the states that the model's own gives."""
         try:
-            return torch.allclose(self._try_steps(share=True), own, rtol=1e-3, atol=1e-4)
+            return torch.allclose(self._try_steps(share), own, rtol=1e-3, atol=1e-4)
         except Exception:  # another kind of attention: prompts are copied
             return False
 
+    def _steps_work(self, own: Tensor) -> bool:
+        """Whether there is a step in fewer operations for this model, and it does what the model's own does."""
+        try:
+            self._steps = self._made_steps(3)
+            return self._steps is not None and self._agrees(own, share=True)
+        except Exception:  # a later version of the family may have other modules
+            return False
+        finally:
+            self._steps = None
+
     def _try_steps(self, share: bool) -> Tensor:
+        """States after some steps from two prompts of different length."""
         context = torch.tensor([0, 1, 1], device=self.device)
-        decoding = _TransformerDecoding(self, self._prefill([(0, 1), (1,)]), context, 2, share)
+        decoding = self._decoding(self._prefill([(0, 1), (1,)]), context, 2, share)
         for _ in range(2):
             decoding.advance(torch.zeros_like(context))
         return decoding.hidden
