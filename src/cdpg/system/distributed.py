@@ -19,6 +19,8 @@ from cdpg.system.trackers import require_trackers
 
 T = TypeVar("T")
 
+_SIGNS_OF_LOSS = ("closed by peer", "reset by peer", "broken pipe", "socket closed", "nccl", "remote process exited")
+"""In messages of the libraries that processes communicate by, in lower case."""
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are summed in one call, unless a single one is larger."""
 
@@ -115,6 +117,12 @@ def processes_in_all() -> int:
 def _launched(variable: str) -> int:
     count = os.environ.get(variable, "1")
     return int(count) if count.isdigit() else 1
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an exception means that another process can no longer be reached."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS_OF_LOSS)
 
 
 def make_accelerator(config: CDPGConfig) -> Accelerator:
