@@ -79,8 +79,8 @@ def score_samples(model: LanguageModel, samples: Samples, rows: Tensor, tokens_p
     """``[context, sample, token]``, float64: log-probabilities of the tokens of some flat rows, 0 elsewhere."""
     scores = torch.zeros(samples.tokens.shape, dtype=torch.float64)
     flat = scores.flatten(0, 1)
-    for part in plan_passes(samples, rows, tokens_per_pass):
-        with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"):
+    with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"), model.in_step():
+        for part in plan_passes(samples, rows, tokens_per_pass):
             log_probs = model.score(*prompts_and_rows(samples, part)).log_probs
-        flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)
+            flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)
     return scores

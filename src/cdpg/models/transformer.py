@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
+from cdpg.models import sharding
 from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenScores
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
@@ -31,7 +33,10 @@ from cdpg.models.fast.packed_weights import packed_weights, packing_works
 from cdpg.models.fast.steps import StepDecoding, Steps
 from cdpg.models.fast.t5_steps import T5Steps
 from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.recomputing import recomputed
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
+from cdpg.system.distributed import Processes
+from cdpg.system.shards import part_here
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which model families limit how far back a position attends."""
@@ -80,6 +85,12 @@ class TransformerModel(LanguageModel):
     """Whether the decoder's step is done in fewer operations while sampling; else by the model's own code."""
     _steps: Steps | None = None
     """Made for the weights of now, while sampling."""
+    recomputes: bool = False
+    """Whether layers keep no activations for the gradient, but compute them again in the backward pass."""
+    lockstep: sharding.Lockstep | None = None
+    """Set if the weights are divided among the processes, which then run the model together."""
+    _blueprint: nn.Module | None = None
+    """The model without weights, to save a divided one."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
@@ -118,6 +129,10 @@ class TransformerModel(LanguageModel):
         """A cache for rows that continue a prefix, and its layers that grow with the rows."""
 
     @abstractmethod
+    def _idle_runs(self) -> dict[str, Callable[[], Any]]:
+        """A run of each part of the model on a single token, by the name that the part has in :meth:`_run`."""
+
+    @abstractmethod
     def _check_head(self) -> None:
         """Compare the head with the model's own logits."""
 
@@ -137,11 +152,11 @@ class TransformerModel(LanguageModel):
             yield f"it predicts {self.vocabulary:,} tokens, the base {base.vocabulary:,}"
 
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
-        with self._precision():
+        with self._decoding():
             state = self._prefill(prompts)
-        return self._decoding(state, context, max_length, self._can_share(state, max_length))
+            return self._decode_after(state, context, max_length, self._can_share(state, max_length))
 
-    def _decoding(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
+    def _decode_after(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
         if not share or self._steps is None:
             return _TransformerDecoding(self, prefix, context, max_length, share)
         shared = Shared.of(context, prefix.mask)
@@ -150,6 +165,10 @@ class TransformerModel(LanguageModel):
 
     @contextmanager
     def sampling(self, rows: int) -> Iterator[None]:
+        if self.lockstep is not None:
+            with self.lockstep.stage():
+                yield
+            return
         if not self.exact_sampling:
             yield
             return
@@ -167,6 +186,29 @@ class TransformerModel(LanguageModel):
         found = next((kind for kind in _STEPS if kind.fits(self.inner)), None)
         return None if found is None else found(self.inner, rows, self.packs_weights)
 
+    def in_step(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.lockstep is None else self.lockstep.stage()
+
+    def gradient_passes(self, passes: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.lockstep is None else self.lockstep.gradient(passes, self._idle_loss)
+
+    def shard(self, device: torch.device, processes: Processes) -> None:
+        """Divide the weights among the processes; this process's part is moved to the device."""
+        self._blueprint = sharding.without_weights(self.module)
+        sharding.divide(self.module, device, processes)
+        self.lockstep = sharding.Lockstep(self.module, self._idle_runs(), processes)
+
+    def gathered(self, keep: bool) -> TransformerModel | None:
+        if self._blueprint is None:
+            return self if keep else None
+        module = sharding.with_weights(self._blueprint, self.module, keep)
+        if module is None:
+            return None
+        twin = copy.copy(self)
+        twin.lockstep = twin._blueprint = None
+        twin._attach(module)
+        return twin
+
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
             logits = self.head(hidden)
@@ -175,12 +217,15 @@ class TransformerModel(LanguageModel):
     def score(self, prompts: Sequence[PromptTokens], rows: Rows) -> TokenScores:
         rows = Rows(*(tensor.to(self.device) for tensor in (rows.context, rows.tokens, rows.lengths)))
         mask = rows.mask
-        with self._precision():
+        with self._precision(), self._recomputing():
             state = self._prefill(prompts)
             state.select(rows.context)
             hidden = state.hidden[:, None]
             if rows.tokens.shape[1] > 1:
                 hidden = torch.cat([hidden, self._extend(state, rows.tokens[:, :-1])], dim=1)
+            elif self.lockstep is not None and self.lockstep.differentiates:
+                # Other processes have longer rows, and all must run and differentiate the same layers.
+                hidden = hidden + 0.0 * self._extend(state, rows.tokens)
             chosen = chosen_log_probs(self.head, hidden[mask], rows.tokens[mask], self.vocabulary)
         log_probs = chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
         return TokenScores(log_probs=log_probs, hidden=hidden, mask=mask)
@@ -259,15 +304,42 @@ class TransformerModel(LanguageModel):
     def _try_steps(self, share: bool) -> Tensor:
         """States after some steps from two prompts of different length."""
         context = torch.tensor([0, 1, 1], device=self.device)
-        decoding = self._decoding(self._prefill([(0, 1), (1,)]), context, 2, share)
+        decoding = self._decode_after(self._prefill([(0, 1), (1,)]), context, 2, share)
         for _ in range(2):
             decoding.advance(torch.zeros_like(context))
         return decoding.hidden
 
+    def _recomputing(self) -> AbstractContextManager[None]:
+        if not self.recomputes or not torch.is_grad_enabled():
+            return nullcontext()
+        return recomputed(sharding.repeated_blocks(self.inner))
+
+    def _run(self, name: str, part: Any, **inputs: Any) -> Any:
+        """Run a part of the model; the processes run a divided one together."""
+        return part(**inputs) if self.lockstep is None else self.lockstep.run(name, partial(part, **inputs))
+
+    def _idle_loss(self) -> Tensor:
+        """A loss that depends on all weights, of a completion of two tokens."""
+        rows = Rows(*(torch.zeros(shape, dtype=torch.long) for shape in ((1,), (1, 2))), torch.tensor([2]))
+        return self.score([(0,)], rows).log_probs.sum()
+
     def _precision(self) -> AbstractContextManager[Any]:
         if self.exact_sampling or self._probing:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        # Cached casts of divided weights would stay while the weights themselves are freed.
+        return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=self.lockstep is None)
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Context of a step of decoding."""
+        # Weights that are gathered in inference mode could not be used for a gradient later.
+        plain = self.lockstep is not None
+        with (
+            torch.inference_mode(False) if plain else nullcontext(),
+            torch.no_grad() if plain else nullcontext(),
+            self._precision(),
+        ):
+            yield
 
 
 class _TransformerDecoding(Decoding):
@@ -281,7 +353,7 @@ class _TransformerDecoding(Decoding):
         self.hidden = self.state.hidden
 
     def advance(self, tokens: Tensor) -> None:
-        with self.model._precision(), self.model._attention(self.share):
+        with self.model._decoding(), self.model._attention(self.share):
             self.hidden = self.state.hidden = self.model._extend(self.state, tokens[:, None])[:, -1]
 
     def keep(self, rows: Tensor) -> None:
@@ -298,10 +370,10 @@ def inner_model(module: nn.Module) -> Any:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the bits of some tensors."""
+    """SHA-256 of the bits of some tensors; of divided ones, of this process's part."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(part_here(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

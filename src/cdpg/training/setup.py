@@ -26,7 +26,7 @@ from cdpg.messages.foreign_names import unknown_argument
 from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
-from cdpg.models.loading import load_policy_and_base
+from cdpg.models.loading import load_for
 from cdpg.models.sampling import StopRule
 from cdpg.rollout.sampler import Sampler
 from cdpg.sandbox.limits import Limits
@@ -125,8 +125,7 @@ def set_up(
     judge.require_columns(everything)
     judge.require_columns(eval_contexts)
     processes = Processes(make_accelerator(config))
-    device = processes.accelerator.device if config.device == "auto" else None
-    policy, base = load_policy_and_base(model, config, processing_class, device, peft_config)
+    policy, base, divide = load_for(processes, model, config, processing_class, peft_config)
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
     all_prompts = policy.encode(everything, config.max_completion_length)
     method = make_method(config)
@@ -134,10 +133,6 @@ def set_up(
     (contexts, prompts), aside = _divided(everything, all_prompts, config, best or method.replay > 0)
     tuned_on = frozenset(prompt_digests(contexts))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, tuned_on)
-    module = method.make_module(policy)
-    parameters = trainable_parameters(policy, module)
-    optimizer = make_optimizer(parameters, config)
-    trainable = Trainable(policy.module, module, optimizer)
     folder = RunFolder(config.output_dir)
     origin = provenance.origin(
         model=model if isinstance(model, str) else provenance.model_name(policy.module),
@@ -146,6 +141,11 @@ def set_up(
         stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
         sampling=usage.facts(policy, config, everything, stop),
     )  # fmt: skip
+    divide()  # digests are of whole weights, the optimiser is for the parts
+    module = method.make_module(policy)
+    parameters = trainable_parameters(policy, module)
+    optimizer = make_optimizer(parameters, config)
+    trainable = Trainable(policy.module, module, optimizer)
     about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
     failures = FailureLog(folder.failures, config.check_failures, processes)
     from_base = method.proposal == "base"

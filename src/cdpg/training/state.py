@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,20 @@ class RunState:
         return cls(method.begin(), ReplayBuffer(method.replay_samples))
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, method: Method) -> RunState:
-        """The state in a checkpoint."""
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        method: Method,
+        held: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
+    ) -> RunState:
+        """The state in a checkpoint; ``held`` takes this process's part of the weights of the best model."""
         best = checkpoint.state.get("best")
         return cls(
             checkpoint.state["objective"],
             ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {})),
             None
             if best is None
-            else Best(best["epoch"], best["gain"], checkpoint.tensors["best"], tuple(best["peak"])),
+            else Best(best["epoch"], best["gain"], held(checkpoint.tensors["best"]), tuple(best["peak"])),
         )
 
     def is_improving(self, epoch: int) -> bool:
