@@ -34,6 +34,8 @@ class Check:
     The tokens of all samples, those of evaluations included, are written down.
     """
 
+    __module__ = "sharded_run"  # also if this file is the main program: the name is part of a run's record
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
