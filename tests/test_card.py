@@ -186,6 +186,19 @@ def test_the_model_loads_with_plain_transformers_and_has_its_card(tmp_path: Path
     assert not list(folder.model.glob(".*"))
 
 
+def test_the_card_tells_what_was_tuned_on_and_which_model_it_is() -> None:
+    settings = {"origin": {"contexts": {"count": 1000}, "tuned_on": {"count": 936}}}
+    evaluation = {"contexts": 300, "contexts_with_gain": 114, "tuned": {"gain": 1.0}}
+    text = card(settings, evaluation, SPENT, None, {"keep": "best", "epoch": 1, "gain_validation": 0.5})
+    for row in ("contexts to tune on | 936", "contexts set aside | 64", "epochs | 2", "model of epoch | `1`"):
+        assert f"| {row} |" in text
+    assert "The gain is that of 114 of the 300 contexts, those with a sample of the ideal model." in text
+    earlier = card({"origin": {"contexts": {"count": 1000}}}, {}, SPENT, None, {"keep": "last", "epoch": 2})
+    assert "| contexts to tune on | 1,000 |" in earlier
+    assert "set aside" not in earlier
+    assert "model of epoch" not in earlier
+
+
 def test_without_an_evaluation_the_card_says_so(tmp_path: Path) -> None:
     make_trainer(tmp_path, evaluate_at_end=False).train()
     text = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")

@@ -280,6 +280,11 @@ def test_a_distance_that_was_smaller_on_the_way() -> None:
     assert "no intervals" in unjudged(
         moved_away("m", [(1.0, MeanInterval(0.3)), (2.0, MeanInterval(0.5))], None, worse=True)
     )
+    chosen = found(moved_away("m", way, around(0.9), worse=False, kept=3.0))
+    assert chosen.text.endswith("and is 0.5 at epoch 3, by the model of epoch 3 that is kept.")
+    assert (finding.advice, chosen.advice) == (
+        "Stop earlier or lower learning_rate.", "Lower learning_rate, and read the samples."
+    )  # fmt: skip
 
 
 def test_collapse() -> None:
@@ -411,6 +416,35 @@ def test_a_short_run_that_moved_away_is_reported_first_and_not_called_level(tmp_
     text = _page(run)
     assert text.index("1.35 → 1.76 nats") < text.index('class="cards"') < text.index(">Diagnosis<")
     assert "levelled off" not in text and "stands out" not in text
+
+
+def test_the_model_that_was_chosen_is_named_and_judged(tmp_path: Path) -> None:
+    """The last epochs moved away from the ideal model, and the model of epoch 3 is kept."""
+    run = run_with_pooled(tmp_path / "run", 1.0, [0.8, 0.5, 0.3, 0.9, 1.2], (1.0, 0.3))
+    assert "Moved away from the ideal model" in [finding.title for finding in diagnose(read_study([run])).findings]
+    write_json(run / "kept.json", {"keep": "best", "epoch": 3, "gain_validation": 0.7})
+    content = json.loads((run / "evaluation.json").read_text())
+    content["tuned"]["gain"] = {"mean": -0.25, "low": -0.5, "high": 0.125}
+    write_json(run / "evaluation.json", {**content, "contexts": 500, "contexts_with_gain": 114})
+    made = diagnose(read_study([run]))
+    assert "Moved away from the ideal model" not in [finding.title for finding in made.findings]
+    assert "0.3 nats, at best 0.3" in str(made.passed)
+    text = _page(run)
+    assert "of epoch 3, chosen by the gain on contexts set aside" in text
+    assert "0.25 nats farther from the ideal model [−0.50, 0.12]" in text
+    assert "The gain is that of 114 of the 500 contexts, those with a sample of the ideal model." in text
+    write_json(run / "kept.json", {"keep": "last", "epoch": 20, "gain_validation": 0.7})
+    assert "chosen by the gain" not in _page(run)
+
+
+def test_who_keeps_the_best_model_need_not_stop_earlier() -> None:
+    base, tuned, change = around(1.35), around(1.76), MeanInterval(0.41, 0.1, 0.8)
+    plain, chosen = (found(farther("m", "cdpg", base, tuned, change, chosen=best)).advice for best in (False, True))
+    assert plain.endswith("or stop earlier.")
+    assert chosen == "Lower learning_rate, or take more samples a step (num_generations, contexts_per_epoch)."
+    falling = [0.9] * 90 + [0.5] * 10
+    advice = [found(still_moving("m", falling, chosen=best)).advice for best in (False, True)]
+    assert advice == ["Stop earlier, or lower learning_rate.", "Lower learning_rate."]
 
 
 def test_a_run_that_learnt_nothing_is_reported_first(tmp_path: Path) -> None:

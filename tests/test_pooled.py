@@ -227,11 +227,23 @@ def test_the_state_survives_a_checkpoint() -> None:
     assert PooledPartition.from_mapping(state["pool"]).to_mapping() == state["pool"]  # type: ignore[index]
 
 
-def test_ratios_that_are_not_finite_change_nothing() -> None:
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_ratios_that_are_not_finite_count_nowhere(bad: float) -> None:
+    """The step of such a sample is refused. Those of other batches are taken, also in contexts that are new."""
     made = method(partition="pooled")
     state = earlier(made)
-    broken = Ratios(torch.tensor([[math.inf, 0.0, 0.0]] * 2, dtype=torch.float64), (0, 1))
-    assert made.advance(state, broken) == state  # type: ignore[arg-type]
+    broken = Ratios(torch.tensor([[bad, 0.0, -1.0], [0.5, -2.0, 0.0]], dtype=torch.float64), (5, 1))
+    after = made.advance(state, broken)  # type: ignore[arg-type]
+    before, pool = (PooledPartition.from_mapping(found["pool"]) for found in (state, after))  # type: ignore[index]
+    assert pool.sums[5] == (pytest.approx(1 + math.exp(-1)), 2)
+    assert pool.sums[1][1] == before.sums[1][1] + 3
+    assert after["satisfying"] == 1.0
+    kept = torch.tensor([[0.0, -1.0, 9.0], [0.5, -2.0, 0.0]], dtype=torch.float64).exp()
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    assert pool == before.add((5, 1), kept.masked_fill(~valid, 0.0), valid), "as if it had not been drawn"
+    weights = made.weights(broken, {**after, "prior": {"mean": 0.3, "strength": 2.0}})  # type: ignore[arg-type]
+    assert weights.isfinite().tolist() == [[False, True, True], [True, True, True]]
+    assert float(weights[0, 1]) == pytest.approx((2 - 1 + 2.0) / (math.exp(-1) + 2.0 * 0.3), rel=1e-12)
 
 
 def test_the_control_variate_leaves_the_expected_gradient_and_takes_noise_away() -> None:
@@ -247,7 +259,6 @@ def test_the_control_variate_leaves_the_expected_gradient_and_takes_noise_away()
         rollout = universe.epoch(b, log_q, log_a)
         weights = (log_p - log_q).exp()
         with_variate = WeightedLoss(rollout, weights, follows_policy=False, subtracts_control_variate=True)
-        with_variate.weights = weights.flatten()
         gradient = _expected(universe, model, weights, log_q, subtract=True)
         assert relative_error(gradient, exact) < 1e-9
         assert relative_error(_expected(universe, model, weights, log_q, subtract=False), exact) < 1e-9
@@ -255,6 +266,23 @@ def test_the_control_variate_leaves_the_expected_gradient_and_takes_noise_away()
     second = (log_q.exp() * weights.square()).sum(dim=1)
     noise = (log_q.exp() * (weights - 1).square()).sum(dim=1)
     torch.testing.assert_close(noise, second - 1)  # 1/ESS becomes 1/ESS − 1
+
+
+def test_the_control_variate_has_no_gradient_of_its_own_where_checks_fail() -> None:
+    """Some outcomes have no verdict: their weight is 0, and π/q is subtracted from it as from any other."""
+    policy = tabular(1)
+    universe = Universe.of(policy, contexts_of(3))
+    log_q = universe.log_prob(policy)
+    weights = universe.satisfied(lambda prompt, text: "a" in text) * 2.0
+    valid = universe.satisfied(lambda prompt, text: "b" not in text) > 0
+    valid[2] = False  # nothing is known of this context
+    weights = weights.masked_fill(~valid, 0.0)
+    for model in (policy, tabular(3)):
+        gradients = [_expected(universe, model, weights, log_q, subtract, valid) for subtract in (True, False)]
+        assert relative_error(*gradients) < 1e-9
+    loss = WeightedLoss(universe.epoch(weights, log_q, log_q, valid), weights, False, subtracts_control_variate=True)
+    assert loss.active.view_as(valid).all(dim=1).tolist() == [True, True, False]
+    assert not loss.active.view_as(valid)[2].any()
 
 
 def test_the_setting_turns_the_control_variate_on() -> None:
@@ -267,9 +295,11 @@ def test_the_setting_turns_the_control_variate_on() -> None:
     assert method(control_variate=True).advance(on.begin(), ratios(0, (1, 0, 3), (0, 2, 1)))["satisfying"] == 4 / 6
 
 
-def _expected(universe: Universe, model: object, weights: Tensor, log_q: Tensor, subtract: bool) -> Tensor:
+def _expected(
+    universe: Universe, model: object, weights: Tensor, log_q: Tensor, subtract: bool, valid: Tensor | None = None
+) -> Tensor:
     """−E_c E_q[(w − π/q) ∇log π] by the production loss: every outcome once, with the share q."""
-    rollout = universe.epoch((weights > 0).double(), log_q, torch.zeros_like(log_q))
+    rollout = universe.epoch((weights > 0).double(), log_q, torch.zeros_like(log_q), valid)
 
     class Shares(WeightedLoss):
         def loss(self, rows: Tensor, scores: object) -> Tensor:

@@ -55,6 +55,14 @@ def warning(record: Mapping[str, Any]) -> str:
     return f"{which} contexts of this evaluation were tuned on: the figures may be better than on new contexts"
 
 
+def on_gain(record: Mapping[str, Any]) -> str:
+    """Says over which contexts the gain is a mean, if these are not all; empty otherwise."""
+    count, counted = _whole(record.get("contexts")), _whole(record.get(WITH_GAIN))
+    if count is None or counted is None or counted >= count:
+        return ""
+    return f"the gain is that of {counted:,} of the {count:,} contexts, those with a sample of the ideal model"
+
+
 def on_few(record: Mapping[str, Any]) -> str:
     """A warning on intervals from few contexts; empty for enough contexts, and for one, which has no interval."""
     applied = _applied(record)

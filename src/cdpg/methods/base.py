@@ -113,12 +113,12 @@ class Method(ABC):
 
     @property
     def replay(self) -> int:
-        """Further steps on samples of earlier epochs, for each step on an epoch's own."""
+        """Further steps on samples of this and earlier epochs, for each step on an epoch's own."""
         return 0
 
     @property
     def replay_samples(self) -> int:
-        """Samples of the latest epochs that are kept for it."""
+        """Samples of the latest epochs that are kept for it; those of the latest one in any case."""
         return 0
 
     def begin(self) -> State:
@@ -144,7 +144,7 @@ class Method(ABC):
         """
 
     def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
-        """The loss of samples of earlier epochs; ``state`` is that after the present one."""
+        """The loss of samples of this and earlier epochs; ``state`` is that after the present one."""
         raise TypeError(f"{self.name} does not replay")
 
 
@@ -215,7 +215,9 @@ class WeightedLoss(SampleLoss):
     def __init__(
         self, rollout: Rollout, weights: Tensor, follows_policy: bool, subtracts_control_variate: bool = False
     ) -> None:
-        self.active = (rollout.valid if subtracts_control_variate else weights != 0).flatten()
+        # The expectation of π/q · ∇log π is 0 over all samples of a context, those without a verdict included.
+        everywhere = rollout.valid.any(dim=1, keepdim=True).expand_as(rollout.valid)
+        self.active = (everywhere if subtracts_control_variate else weights != 0).flatten()
         self.normalizer = float(rollout.valid.sum())
         self.weights: Tensor = rollout.own(weights.detach())
         self._log_q = rollout.own(rollout.log_q)

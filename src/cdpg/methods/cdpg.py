@@ -37,10 +37,11 @@ class CDPGSettings(MethodSettings):
     replay: int = 8
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
     quarter as many contexts. An epoch replays only if the model of the epoch before is the one to keep, by the gain on
-    the contexts set aside (``validation_contexts``), so that samples are not learnt by heart."""
+    the contexts set aside (``validation_contexts``), so that samples are not learnt by heart. Without such contexts, as
+    by default with fewer than 50, nothing is replayed."""
     replay_samples: int = 65536
-    """Samples of the latest epochs that are kept for replay. A sample that does not satisfy takes 40 bytes, one that
-    does 4 more for each token."""
+    """Samples of the latest epochs that are kept for replay; the latest epoch is kept whole, however large it is. A
+    sample takes 33 bytes and its context 16, a token of a satisfying sample 4 more."""
 
     def problems(self) -> Iterable[str]:
         yield from too_small(self, {"replay": 0, "replay_samples": 1})
@@ -94,16 +95,18 @@ class CDPG(WeightedMethod):
 
     def advance(self, state: State, rollout: Rollout) -> State:
         ratio = rollout.log_ratio.exp()
-        if not bool(ratio.isfinite().all()):  # such an epoch has no step
-            return state
-        satisfying = int((ratio > 0).sum()) / max(1, int(rollout.valid.sum()))
+        counted = rollout.valid & ratio.isfinite()  # the step of any other sample is refused
+        ratio = ratio.masked_fill(~counted, 0.0)
+        satisfying = int((ratio > 0).sum()) / max(1, int(counted.sum()))
         if not self._pools:
             return {"satisfying": satisfying}
         pool = PooledPartition.from_mapping(state["pool"])
-        prior = pool.prior()  # before this epoch's samples, so that a weight depends on its own sample in P/q alone
+        # Before this epoch's samples, so that a weight depends on its own sample in P/q alone. The prior that a
+        # replayed sample meets has seen it, as one of all samples.
+        prior = pool.prior()
         return {
             "satisfying": satisfying,
-            "pool": pool.add(rollout.indices, ratio, rollout.valid).to_mapping(),
+            "pool": pool.add(rollout.indices, ratio, counted).to_mapping(),
             "prior": None if prior is None else {"mean": prior.mean, "strength": prior.strength},
         }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cdpg.evaluation.held_out import APPLIED, TUNED_ON
+from cdpg.evaluation.held_out import APPLIED, TUNED_ON, WITH_GAIN
 from cdpg.evaluation.metrics import COUNT_INFO, METRIC_INFO, POOLED
 from cdpg.methods import METHODS, label_of
 from cdpg.report.blocks import blocks_of, differences, facts
@@ -208,7 +208,7 @@ def _drop_what_differs(whole: Record, evaluations: Sequence[Record], notes: list
     if differing:
         called = ", ".join(_CONDITIONS[key] for key in differing)
         notes.append(f"these runs were not evaluated in the same way, they differ in {called}: compare with care")
-    for key in (TUNED_ON, APPLIED):
+    for key in (TUNED_ON, APPLIED, WITH_GAIN):
         if len({number(record.get(key)) for record in evaluations}) > 1:
             whole[key] = None
     if "samples_per_context" in differing:

@@ -53,7 +53,7 @@ def _of_model(study: Study, model: str) -> Iterator[Remark]:
         yield from rule(label, *ratios_to_ideal(study, model, name))
     if run is not None:
         yield from _of_training(run, label, starved)
-        yield from moved_away(label, *_distance_along(run))
+        yield from moved_away(label, *_distance_along(run), run.best_epoch)
 
 
 def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
@@ -66,7 +66,7 @@ def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
         yield from low_coverage(label, end["coverage"], end["z_mean"], count(run.config.get("num_generations")))
         yield from skipped_steps(label, steps, skipped)
     yield from uneven_weights(label, run.method, end["ess"], end["satisfaction"], end["coverage"])
-    yield from still_moving(label, _column(run, "satisfaction"), run.samples_base)
+    yield from still_moving(label, _column(run, "satisfaction"), run.samples_base, run.best_epoch is not None)
     yield from nonfinite_steps(label, steps, nonfinite)
     yield from failed_checks(label, math.fsum(_column(run, "checks_failed")), math.fsum(_column(run, "samples")))
 
@@ -74,20 +74,22 @@ def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
 def _of_distance(study: Study, model: str, method: str) -> Iterator[Remark]:
     """Distances from the ideal model and from the base, by the final evaluation, else by the last along the run."""
     label, run = study.label_of(model), study.run_of(model)
+    chosen = run is not None and run.best_epoch is not None
     ideal = study.beside_base(model, POOLED)
     if (ideal.base is None or ideal.tuned is None) and run is not None:
         base, points = base_along(run, POOLED), _points(run, POOLED)
         last = points[-1][1] if points else None
-        yield from farther(label, method, base, last, None, " at the last evaluation of the run")
+        yield from farther(label, method, base, last, None, " at the last evaluation of the run", chosen)
     else:
-        yield from farther(label, method, ideal.base, ideal.tuned, ideal.change)
+        yield from farther(label, method, ideal.base, ideal.tuned, ideal.change, chosen=chosen)
     if run is not None and _is_soft(run):
         yield Unjudged(label, SPENT, "the constraint gives values between 0 and 1, and the rule is for yes or no")
         return
     satisfaction, covered = study.beside_base(model, "satisfaction"), study.beside_base(model, "coverage")
     coverage = max((value.mean for value in (covered.base, covered.tuned) if value is not None), default=None)
     spent = study.beside_base(model, "kl_policy_base").tuned
-    yield from far_from_base(label, method, spent, ideal.base, satisfaction.base, satisfaction.change, coverage)
+    of_outputs = (satisfaction.base, satisfaction.change, coverage)
+    yield from far_from_base(label, method, spent, ideal.base, *of_outputs, chosen)
 
 
 def _distance_along(run: Run) -> tuple[list[tuple[float, MeanInterval]], MeanInterval | None, bool]:
@@ -134,11 +136,12 @@ def _is_soft(run: Run) -> bool:
 
 
 def _points(run: Run, name: str) -> list[tuple[float, MeanInterval]]:
-    """A metric at the evaluations along a run, by epoch, without that of the base."""
+    """A metric at the evaluations along a run, by epoch, without that of the base and those after the model kept."""
+    last = math.inf if run.best_epoch is None else run.best_epoch
     known = (
         (count(record.get("epoch")), interval(mapping(record.get("metrics")).get(name))) for record in run.evaluations
     )
-    return [(epoch, value) for epoch, value in known if epoch and value is not None]
+    return [(epoch, value) for epoch, value in known if epoch and epoch <= last and value is not None]
 
 
 def _column(run: Run, field: str) -> list[float]:

@@ -13,7 +13,7 @@ import yaml
 from cdpg.errors import UserError
 from cdpg.evaluation.metrics import POOLED
 from cdpg.messages.nearest import nearest_folder
-from cdpg.report.values import number, short, without
+from cdpg.report.values import count, number, short, without
 from cdpg.storage.json_files import mapping
 
 _OF_A_RUN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluation.json", "samples.jsonl")
@@ -38,6 +38,8 @@ class Run:
     evaluations: tuple[Record, ...]
     """A record for each evaluation along the run, in order; that of epoch 0 is the base's, without a pooled KL."""
     evaluation: Record
+    kept: Record
+    """Which epoch's model is in the folder."""
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
@@ -46,6 +48,11 @@ class Run:
         """The method's name; without a configuration, the start of the folder's name."""
         given = self.config.get("method")
         return given if isinstance(given, str) and given else self.name.split("-seed")[0]
+
+    @property
+    def best_epoch(self) -> float | None:
+        """The epoch whose model was chosen by the gain on contexts set aside; None where the last one is kept."""
+        return count(self.kept.get("epoch")) if self.kept.get("keep") == "best" else None
 
     @property
     def samples_base(self) -> bool:
@@ -109,6 +116,7 @@ def read_run(path: Path) -> Run:
         samples=tuple(_read_lines(path / "samples.jsonl", problems)),
         evaluations=tuple(map(_without_pool_of_one, _in_order(evaluations))),
         evaluation=_read_json(path / "evaluation.json", problems),
+        kept=_read_json(path / "kept.json", problems),
         problems=tuple(problems),
     )
 

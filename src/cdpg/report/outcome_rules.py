@@ -71,8 +71,12 @@ def farther(
     tuned: MeanInterval | None,
     change: MeanInterval | None,
     where: str = "",
+    chosen: bool = False,
 ) -> Iterator[Remark]:
-    """The tuned model is no nearer to the ideal model than the base is, by the KL(p, π) of one pool of samples."""
+    """The tuned model is no nearer to the ideal model than the base is, by the KL(p, π) of one pool of samples.
+
+    ``chosen`` says whether the best of the run's models was kept, so that stopping earlier gains nothing.
+    """
     if base is None or tuned is None:
         yield Unjudged(label, IDEAL, NO_EVALUATION)
         return
@@ -88,17 +92,18 @@ def farther(
         measured = f"{rise:+.3g}, interval [{low:+.3g}, {high:+.3g}], paired by context".replace("-", "−")
     text = f"The pooled KL(p, π){where} did not fall ({measured}): {base.mean:.3g} → {tuned.mean:.3g} nats."
     if sure:
-        title, advice = "Farther from the ideal model than the base", _nearer(method)
+        title, advice = "Farther from the ideal model than the base", _nearer(method, chosen)
     else:
         title = "No nearer to the ideal model than the base"
         advice = "Chance may explain it: evaluate on more contexts, or with more evaluation_samples, to know."
     yield Finding("problem" if sure else "warning", label, title, text, advice, DISTANCE)
 
 
-def _nearer(method: str) -> str:
-    """Advice to reduce the distance."""
+def _nearer(method: str, chosen: bool) -> str:
+    """Advice to reduce the distance; to stop earlier gains nothing if the best of the run's models was kept."""
     if targets_p(method):
-        return "Lower learning_rate, take more samples a step (num_generations, contexts_per_epoch), or stop earlier."
+        less, more = "Lower learning_rate", "take more samples a step (num_generations, contexts_per_epoch)"
+        return f"{less}, or {more}." if chosen else f"{less}, {more}, or stop earlier."
     return f"Nothing in {short(label_of(method))} aims at the ideal model: compare with cdpg."
 
 
@@ -123,10 +128,11 @@ def far_from_base(
     before: MeanInterval | None,
     gain: MeanInterval | None,
     coverage: float | None,
+    chosen: bool = False,
 ) -> Iterator[Remark]:
     """KL(π, a) above what the gain in satisfaction needs; a problem if it holds at all ends of the intervals.
 
-    ``distance`` is the base's pooled KL(p, a); for a yes/no constraint only.
+    ``distance`` is the base's pooled KL(p, a); for a yes/no constraint only. ``chosen`` is that of :func:`farther`.
     """
     if spent is None or distance is None or before is None or gain is None or coverage is None:
         yield Unjudged(label, SPENT, NO_EVALUATION)
@@ -144,7 +150,7 @@ def far_from_base(
     )
     if gain.mean > 0:
         text += f" A mixture of the base and the ideal model that satisfies as often costs at most {likely:.3g}."
-    advice = f"Read the samples for what else has changed. {_nearer(method)}"
+    advice = f"Read the samples for what else has changed. {_nearer(method, chosen)}"
     if sure:
         yield Finding("problem", label, "Far from the base for what was gained", text, advice, DISTANCE)
         return
@@ -154,25 +160,33 @@ def far_from_base(
 
 
 def moved_away(
-    label: str, points: Sequence[tuple[float, MeanInterval]], base: MeanInterval | None, worse: bool
+    label: str,
+    points: Sequence[tuple[float, MeanInterval]],
+    base: MeanInterval | None,
+    worse: bool,
+    kept: float | None = None,
 ) -> Iterator[Remark]:
     """The distance from the ideal model was smaller earlier in the run, intervals apart.
 
-    ``points`` are evaluations by epoch, 0 being the base; ``worse`` says whether the last is above the base.
+    ``points`` are evaluations by epoch, 0 being the base; ``worse`` says whether the last is above the base. ``kept``
+    is the epoch whose model was chosen, if one was: the points end there.
     """
     if sum(epoch > 0 for epoch, _ in points) < 2:
         yield Unjudged(label, ON_THE_WAY, "fewer than two evaluations along the run have it")
         return
-    (best_epoch, best), (_, last) = min(points, key=lambda point: point[1].mean), points[-1]
+    (best_epoch, best), (last_epoch, last) = min(points, key=lambda point: point[1].mean), points[-1]
     if best.high is None or last.low is None:
         yield Unjudged(label, ON_THE_WAY, "the evaluations along the run have no intervals")
         return
     if last.low <= best.high:
         yield Passed(label, ON_THE_WAY, f"{last.mean:.3g} nats, at best {best.mean:.3g}")
         return
-    text = f"KL(p, π) was {best.mean:.3g} nats at epoch {best_epoch:,.0f} and is {last.mean:.3g} at the end"
+    text = f"KL(p, π) was {best.mean:.3g} nats at epoch {best_epoch:,.0f} and is {last.mean:.3g} at "
+    text += "the end" if kept is None else f"epoch {last_epoch:,.0f}, by the model of epoch {kept:,.0f} that is kept"
     text += f", above the base's {base.mean:.3g}." if worse and base is not None and best_epoch > 0 else "."
-    advice = "Stop earlier or lower learning_rate." if best_epoch > 0 else "Lower learning_rate, and read the samples."
+    advice = "Lower learning_rate, and read the samples."
+    if best_epoch > 0 and kept is None:
+        advice = "Stop earlier or lower learning_rate."
     level: Literal["problem", "warning"] = "problem" if worse else "warning"
     yield Finding(level, label, "Moved away from the ideal model", text, advice)
 

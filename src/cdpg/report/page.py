@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from cdpg.evaluation.held_out import contexts_in_words, on_few, warning
+from cdpg.evaluation.held_out import contexts_in_words, on_few, on_gain, warning
 from cdpg.evaluation.metrics import GAIN, METRICS, POOLED
 from cdpg.messages.text import typed_command
 from cdpg.report.blocks import described, reasons
@@ -242,9 +242,13 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
         return mean(v.mean for v in base if v is not None), mean(v.mean for v in tuned if v is not None)
 
     facts = []
+    epochs = [f"{run.best_epoch:,.0f}" for run in group.runs if run.best_epoch is not None]
+    if epochs:
+        facts.append(("model", f"of epoch {', '.join(epochs)}, chosen by the gain on contexts set aside"))
     gain = of(GAIN)[1]
     if gain is not None:
-        facts.append(("gain", f"{written(gain, 2)} nats nearer to the ideal model"))
+        where = "nearer to" if gain >= 0 else "farther from"
+        facts.append(("gain", f"{written(abs(gain), 2)} nats {where} the ideal model{_ends(study, known)}"))
     distance = POOLED if of(POOLED)[1] is not None else "kl_target_policy"
     start, end = of(distance)
     if end is not None:
@@ -262,6 +266,14 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
     yield Card(group.label, group.style.color, shown[0], shown[1], tuple(facts))
 
 
+def _ends(study: Study, models: Sequence[str]) -> str:
+    """The interval of the gain of a single model."""
+    found = study.metric(models[0], GAIN)
+    if len(models) > 1 or found is None or found.low is None or found.high is None:
+        return ""
+    return f" [{written(found.low, 2)}, {written(found.high, 2)}]"
+
+
 def _conditions(study: Study) -> str:
     """How it was measured, in one sentence."""
     values = {key: count(study.evaluation.get(key)) for key in ("contexts", "samples_per_context", "resamples")}
@@ -275,7 +287,8 @@ def _conditions(study: Study) -> str:
     parts.append(f"in brackets the {confidence:.0%} bootstrap interval over contexts{repeats}")
     if study.evaluation.get("decoding") == "beam":
         parts.append("the task's own metrics on the outputs of beam search")
-    return f"{', '.join(parts)}."
+    covered = on_gain(study.evaluation)
+    return f"{', '.join(parts)}." + (f" {covered[0].upper()}{covered[1:]}." if covered else "")
 
 
 def _warnings(study: Study) -> list[str]:

@@ -140,10 +140,12 @@ def uneven_weights(
     yield Finding(level, label, "Weights are degenerate" if degenerate else "Weights are uneven", text, advice)
 
 
-def still_moving(label: str, satisfaction: Sequence[float], of_base: bool = False) -> Iterator[Remark]:
+def still_moving(
+    label: str, satisfaction: Sequence[float], of_base: bool = False, chosen: bool = False
+) -> Iterator[Remark]:
     """Whether the last tenth of the run differs from the tenth before it by more than chance.
 
-    ``of_base``: the base has drawn the training samples.
+    ``of_base``: the base has drawn the training samples. ``chosen``: the best of the run's models was kept.
     """
     if of_base:
         yield Unjudged(label, MOVING, "its training samples are the base's, whatever it has learnt")
@@ -162,7 +164,8 @@ def still_moving(label: str, satisfaction: Sequence[float], of_base: bool = Fals
         return
     title, word = ("Still rising when it stopped", "rose") if move > 0 else ("Falling when it stopped", "fell")
     text = f"Satisfaction {word} by {abs(move):.3f} over the last {size:,} epochs, from those before."
-    advice = "Give it more epochs." if move > 0 else "Stop earlier, or lower learning_rate."
+    fewer = "Lower learning_rate." if chosen else "Stop earlier, or lower learning_rate."
+    advice = "Give it more epochs." if move > 0 else fewer
     yield Finding("warning", label, title, text, advice)
 
 

@@ -1,4 +1,4 @@
-"""Samples of earlier epochs, for further steps on them.
+"""Samples of this and earlier epochs, for further steps on them.
 
 The importance weight P_c(x)/(Z_c q(x|c)) of a sample does not depend on the present policy: it stays right as long as q
 is the distribution that the sample was drawn from. So a sample can be used again, with its own log q.
@@ -10,6 +10,7 @@ replayed does not depend on their number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class ReplayBuffer:
     """The visits of the latest epochs; immutable."""
 
     capacity: int
-    """Samples that are kept at most, satisfying or not; whole epochs are dropped, the oldest first."""
+    """Samples that are kept, satisfying or not; whole epochs are dropped, the oldest first, and never the latest."""
     indices: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     """``[visit]``: the index of its context among those of the run."""
     epochs: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -44,12 +45,14 @@ class ReplayBuffer:
 
     def add(self, rollout: Rollout, processes: Processes) -> ReplayBuffer:
         """With the samples of an epoch of all processes."""
-        kept = _satisfying(rollout.b, rollout.valid)
+        impossible = rollout.log_a == -math.inf  # under the base: P = 0 whatever b is, and a checkpoint holds no −∞
+        stored = {"b": rollout.b.masked_fill(impossible, 0.0), "log_a": rollout.log_a.masked_fill(impossible, 0.0)}
+        tables = {name: stored.get(name, getattr(rollout, name)) for name in _TABLES}
+        kept = _satisfying(tables["b"], tables["valid"])
         own_rows = rollout.own(kept).nonzero()[:, 0].tolist()
         per_context = rollout.b.shape[1]
         own = [rollout.samples.token_ids(*divmod(row, per_context)) for row in own_rows]
         new = torch.tensor([token for ids in processes.gather(own) for token in ids], dtype=torch.int32)
-        tables = {name: getattr(rollout, name) for name in _TABLES}
         grown = ReplayBuffer(
             self.capacity,
             torch.cat([self.indices, torch.tensor(rollout.indices, dtype=torch.long)]),

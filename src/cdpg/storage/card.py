@@ -13,13 +13,13 @@ from typing import Any
 
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.held_out import MODEL_NOTICES, contexts_in_words, on_few, warning
+from cdpg.evaluation.held_out import MODEL_NOTICES, contexts_in_words, on_few, on_gain, warning
 from cdpg.evaluation.metrics import METRICS, Metric, fixed, metric_info
 from cdpg.messages.text import plain_text, typed_command
 from cdpg.methods import METHODS
 from cdpg.models.names import EMBEDDED
 from cdpg.storage.json_files import mapping, read_json, sequence
-from cdpg.storage.run_folder import RunFolder, costs
+from cdpg.storage.run_folder import RunFolder, costs, kept
 from cdpg.storage.usage import is_hub_id, program, settings_in_words
 from cdpg.system import files
 
@@ -38,7 +38,7 @@ def write_card(model: Path, run: RunFolder) -> None:
     if mapping(mapping(mapping(evaluation).get("costs")).get("tuned")).get("epochs") != spent["epochs"]:
         evaluation = {}  # of the model as it was before the run was continued
     kind = read_json(model / "config.json") if (model / "config.json").is_file() else None
-    text = card(settings, evaluation, spent, kind)
+    text = card(settings, evaluation, spent, kind, kept(run))
     try:
         files.replace_file(model / FILE, text.encode("utf-8"))
     except OSError as error:
@@ -46,15 +46,22 @@ def write_card(model: Path, run: RunFolder) -> None:
 
 
 def card(
-    settings: Mapping[str, Any], evaluation: Mapping[str, Any], spent: Mapping[str, float], kind: Any = None
+    settings: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    spent: Mapping[str, float],
+    kind: Any = None,
+    chosen: Mapping[str, Any] | None = None,
 ) -> str:
-    """The card, from ``config.yaml``, ``evaluation.json`` or nothing, the run's costs, the model's ``config.json``."""
+    """The card, from ``config.yaml``, ``evaluation.json`` or nothing, the run's costs, the model's ``config.json``.
+
+    ``chosen`` is the content of ``kept.json``, if there is one.
+    """
     origin = mapping(settings.get("origin"))
     base = str(origin.get("model") or settings.get("model") or "unknown")
     parts = [
         _front_matter(base, settings, kind),
         f"# {_code(base)}, tuned to satisfy {_constraints(settings)}",
-        _summary(base, settings, spent),
+        _summary(base, settings, spent, mapping(chosen)),
         _figures(evaluation),
         _use(kind, settings, evaluation),
         _repetition(origin),
@@ -90,17 +97,21 @@ def base_on_hub(base: str, settings: Mapping[str, Any]) -> str | None:
     return base if is_hub_id(base) and base != "unknown" and not embedded else None
 
 
-def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float]) -> str:
+def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float], chosen: Mapping[str, Any]) -> str:
     method = str(settings.get("method", CDPGConfig.method))
     origin = mapping(settings.get("origin"))
-    contexts = mapping(origin.get("contexts")).get("count")
+    given, tuned = (mapping(origin.get(key)).get("count") for key in ("contexts", "tuned_on"))
+    tuned = given if tuned is None else tuned  # a run from before it was recorded
+    aside = given - tuned if isinstance(given, int) and isinstance(tuned, int) else 0
     rows = [
         ("base", _code(base)),
         ("constraint", _constraints(settings)),
         ("task", _code(settings["task"]) if settings.get("task") else ""),
         ("method", f"{_code(method)}: {METHODS[method].description}" if method in METHODS else _code(method)),
-        ("contexts to tune on", f"{contexts:,}" if isinstance(contexts, int) else ""),
+        ("contexts to tune on", f"{tuned:,}" if isinstance(tuned, int) else ""),
+        ("contexts set aside", f"{aside:,}" if aside > 0 else ""),
         ("epochs", f"{spent['epochs']:,.0f}"),
+        ("model of epoch", _code(chosen.get("epoch")) if chosen.get("keep") == "best" else ""),
         ("contexts per epoch (N)", _code(settings.get("contexts_per_epoch", ""))),
         ("samples per context (M)", _code(settings.get("num_generations", ""))),
         ("samples drawn", f"{spent['samples']:,.0f}"),
@@ -138,7 +149,7 @@ def _figures(evaluation: Mapping[str, Any]) -> str:
         "## Figures\n\n"
         + "".join(f"> **Warning:** {problem}.\n\n" for problem in problems if problem)
         + f"On {contexts_in_words(evaluation)}, {_count(evaluation.get('samples_per_context'))} samples each, "
-        f"with {share} over contexts. {_sentence(on_few(evaluation))}"
+        f"with {share} over contexts. {_sentence(on_few(evaluation))}{_sentence(on_gain(evaluation))}"
         "KL(p, π) is the distance from the ideal model, KL(π, a) that from the base.\n\n"
         + _table(("metric", "base", "tuned", "better"), rows)
     )

@@ -50,7 +50,10 @@ class PooledPartition:
     """Sum over epochs of the variance of Z_c between contexts, sampling noise subtracted, and the number of epochs."""
 
     def add(self, contexts: Sequence[int], ratio: Tensor, valid: Tensor) -> PooledPartition:
-        """With the samples of an epoch, ``[context, sample]``; ``contexts`` has the index of each context."""
+        """With the samples of an epoch, ``[context, sample]``; ``contexts`` has the index of each context.
+
+        Those that are not ``valid`` count nowhere, but every context has its sums then.
+        """
         sums = dict(self.sums)
         for index, total, count in zip(contexts, _sums(ratio, valid).tolist(), valid.sum(dim=1).tolist(), strict=True):
             before, number = sums.get(index, (0.0, 0))
