@@ -14,10 +14,9 @@ from transformers import AttentionInterface
 import tiny
 from cdpg import CDPGConfig
 from cdpg.contexts.contexts import Context
-from cdpg.models.fast import attention, gpt_neo_steps, packed_weights, steps, t5_steps
+from cdpg.models.fast import attention, packed_weights
 from cdpg.models.fast.cache import Groups, PrefixLayer, RowLayer, Shared
 from cdpg.models.fast.lookup import layer_of
-from cdpg.models.fast.steps import RowCache, StepDecoding
 from cdpg.models.loading import load_model
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples, assemble, sample_chunks
@@ -298,86 +297,3 @@ def test_rows_that_move_take_keys_and_values_along() -> None:
     assert torch.equal(layer.keys, keys[[0, 3]])
     assert torch.equal(layer.values, -keys[[0, 3]])
     assert layer.get_seq_length() == 4
-
-
-STEPPED = {"gpt_neo": wide_gpt_neo, "t5": lambda: language_model("t5")}
-"""Families whose step is written in fewer operations."""
-
-
-@pytest.mark.parametrize("family", list(STEPPED))
-def test_steps_in_fewer_operations_give_the_model_s_own_states(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over several segments of the cache, while rows leave and move; biases and norms are far from what they start as.
-
-    The first segments are full and the last is not.
-    """
-    monkeypatch.setattr(steps, "SEGMENT", 2)
-    monkeypatch.setattr(t5_steps, "SEGMENT", 1)  # a table of biases that is too short for the last steps
-    model = STEPPED[family]()
-    with torch.no_grad():
-        for name, parameter in model.module.named_parameters():
-            if parameter.dim() == 1:
-                parameter.copy_(torch.rand_like(parameter) + ("norm" in name or "ln_" in name))
-    with model.sampling(8):
-        assert isinstance(model.start(PROMPTS, CONTEXT, STEPS), StepDecoding)
-        check(model)
-    assert not isinstance(model.start(PROMPTS, CONTEXT, STEPS), StepDecoding), "made for the weights of then"
-
-
-@pytest.mark.parametrize("family", list(STEPPED))
-def test_steps_use_the_weights_of_now(family: str) -> None:
-    model = STEPPED[family]()
-    with model.sampling(8):
-        before = stepped(model)[-1][0]
-    with torch.no_grad():
-        for parameter in model.module.parameters():
-            parameter.mul_(0.9)
-    with model.sampling(8):
-        assert not torch.allclose(stepped(model)[-1][0], before)
-        check(model)
-
-
-@pytest.mark.parametrize(
-    ("family", "module", "name"), [("gpt_neo", gpt_neo_steps, "_gelu"), ("t5", t5_steps, "cross_attention")]
-)
-def test_steps_that_differ_or_fail_are_not_used(
-    family: str, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = getattr(module, name)
-    assert STEPPED[family]().has_steps
-    monkeypatch.setattr(module, name, lambda *args: plain(*args) * 1.5)
-    assert not STEPPED[family]().has_steps
-    monkeypatch.setattr(module, name, fail)
-    model = STEPPED[family]()
-    assert not model.has_steps
-    with model.sampling(8):
-        check(model)
-
-
-@pytest.mark.parametrize("family", list(STEPPED))
-def test_changed_layers_have_no_steps(family: str) -> None:
-    """A hook, or a layer of another kind as adapters have it, is not bypassed."""
-    module = tiny.make_model(family)
-    config, tokenizer = CDPGConfig(device="cpu"), tiny.tokenizer_for(family)
-    assert load_model(module, config, tokenizer).has_steps
-    changed = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)][-2]
-    hook = changed.register_forward_hook(lambda layer, args, output: output * 1.0)
-    assert not load_model(module, config, tokenizer).has_steps
-    hook.remove()
-    changed.__class__ = type("Other", (torch.nn.Linear,), {})
-    assert not load_model(module, config, tokenizer).has_steps
-
-
-def test_rows_of_a_segmented_cache_move_with_what_they_hold() -> None:
-    cache = RowCache(2, rows=4, heads=1, features=3, like=torch.zeros(1))
-    held = torch.arange(2 * 40 * 4 * 2 * 3.0).view(2, 40, 4, 2, 1, 3)  # [layer, position, row, key or value, head, …]
-    for position in range(40):
-        cache.grow()
-        for layer in range(2):
-            cache.add(layer, held[layer, position])
-    kept = torch.tensor([0, 3, 2])
-    cache.keep(kept)
-    assert [keys.shape[1] for keys, _ in cache.parts(0)] == [32, 8]
-    for layer in range(2):
-        keys, values = (torch.cat(parts, dim=1) for parts in zip(*cache.parts(layer), strict=True))
-        assert torch.equal(keys, held[layer, :, kept, 0, 0].transpose(0, 1))
-        assert torch.equal(values, held[layer, :, kept, 1, 0].transpose(0, 1))
