@@ -21,7 +21,7 @@ longer to prepare a product for a number of rows that it has not had than to com
 
 @contextmanager
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Let large float32 linear layers use a copy of their weights in oneDNN's layout for ``rows`` rows, in the block.
+    """Within the block, large float32 linear layers use a copy of their weights in oneDNN's layout for ``rows`` rows.
 
     For use without gradient and without changes of the weights. The copy takes as long as two to four steps of sampling
     and as much memory as the weights; it is freed at the end.
