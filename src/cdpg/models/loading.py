@@ -84,7 +84,15 @@ def load_policy_and_base(
     if peft_config is None:
         _refuse_what_cannot_be_saved(policy.module)
     with _memory(peft_config):
-        return policy, policy if policy.has_adapters else policy.frozen_copy(original)
+        base = policy if policy.has_adapters else policy.frozen_copy(original)
+    if config.base_dtype != "float32":
+        if base is policy:
+            raise UserError(
+                f"base_dtype is {config.base_dtype!r}, but with these adapters the base has no weights of its own: "
+                "leave it out"
+            )
+        base.narrow_layers(getattr(torch, config.base_dtype))
+    return policy, base
 
 
 def _refuse_what_cannot_be_saved(module: nn.Module) -> None:

@@ -22,14 +22,14 @@ def recomputed(layers: Sequence[nn.Module]) -> Iterator[None]:
     before = [vars(layer).get("forward") for layer in layers]
     try:
         for layer in layers:
-            layer.forward = partial(_run, layer.forward)  # type: ignore[method-assign]
+            layer.forward = partial(_run, layer.forward)
         yield
     finally:
         for layer, forward in zip(layers, before, strict=True):
             if forward is None:
                 del layer.forward
             else:
-                layer.forward = forward  # type: ignore[method-assign]
+                layer.forward = forward
 
 
 def _run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -41,13 +41,14 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def divide(module: nn.Module, device: torch.device, processes: Processes) -> None:
+def divide(module: nn.Module, device: torch.device, processes: Processes, dtype: torch.dtype | None = None) -> None:
     """Divide a model's weights among the processes, layer by layer, and move this process's part to the device.
 
-    What is in no layer (embeddings, the output layer, which may be tied to them) forms one more group.
+    ``dtype`` is the type to compute in, by default that of the weights. What is in no layer (embeddings, the output
+    layer, which may be tied to them) forms one more group.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise UserError(f"sharding: full needs PyTorch 2.13 or later, and this is {torch.__version__}: install it")
@@ -59,7 +60,7 @@ def divide(module: nn.Module, device: torch.device, processes: Processes) -> Non
         )
     mesh = init_device_mesh(device.type, (processes.count,))
     for part in (*blocks, module):
-        sharded: Any = fully_shard(part, mesh=mesh)
+        sharded: Any = fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
         sharded.set_gradient_divide_factor(1.0)  # gradients are summed, not averaged
         sharded.set_force_sum_reduction_for_comms(True)
     # A forward pass of the root that does nothing: it gathers what is in no layer, and makes the layers known to it.

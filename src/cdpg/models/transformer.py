@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
@@ -33,6 +34,7 @@ from cdpg.models.fast.packed_weights import packed_weights, packing_works
 from cdpg.models.fast.steps import StepDecoding, Steps
 from cdpg.models.fast.t5_steps import T5Steps
 from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.narrow import narrow_layers, widen_when_run
 from cdpg.models.recomputing import recomputed
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
 from cdpg.system.distributed import Processes
@@ -89,6 +91,9 @@ class TransformerModel(LanguageModel):
     """Whether layers keep no activations for the gradient, but compute them again in the backward pass."""
     lockstep: sharding.Lockstep | None = None
     """Set if the weights are divided among the processes, which then run the model together."""
+    _wide: torch.dtype | None = None
+    """The type to compute in, if layers are stored in a narrow one."""
+    _widening: Sequence[RemovableHandle] = ()
     _blueprint: nn.Module | None = None
     """The model without weights, to save a divided one."""
 
@@ -192,10 +197,18 @@ class TransformerModel(LanguageModel):
     def gradient_passes(self, passes: int) -> AbstractContextManager[None]:
         return nullcontext() if self.lockstep is None else self.lockstep.gradient(passes, self._idle_loss)
 
+    def narrow_layers(self, dtype: torch.dtype) -> None:
+        """Store the layers' weights in a narrow type; they are computed with in the present one."""
+        layers, self._wide = sharding.repeated_blocks(self.module), self.inner.dtype
+        narrow_layers(layers, dtype)
+        self._widening = widen_when_run(layers, self._wide)
+
     def shard(self, device: torch.device, processes: Processes) -> None:
         """Divide the weights among the processes; this process's part is moved to the device."""
         self._blueprint = sharding.without_weights(self.module)
-        sharding.divide(self.module, device, processes)
+        for hook in self._widening:  # layers that are narrow are widened when they are gathered
+            hook.remove()
+        sharding.divide(self.module, device, processes, self._wide)
         self.lockstep = sharding.Lockstep(self.module, self._idle_runs(), processes)
 
     def gathered(self, keep: bool) -> TransformerModel | None:
@@ -320,7 +333,7 @@ class TransformerModel(LanguageModel):
 
     def _idle_loss(self) -> Tensor:
         """A loss that depends on all weights, of a completion of two tokens."""
-        rows = Rows(*(torch.zeros(shape, dtype=torch.long) for shape in ((1,), (1, 2))), torch.tensor([2]))
+        rows = Rows(torch.tensor([0]), torch.tensor([[0, 0]]), torch.tensor([2]))
         return self.score([(0,)], rows).log_probs.sum()
 
     def _precision(self) -> AbstractContextManager[Any]:

@@ -40,9 +40,9 @@ def divided_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
     place: Any = parameter
     # Without a source there is no communication: every process takes its part of its own copy.
-    return distribute_tensor(
-        tensor.to(parameter.device, parameter.dtype), place.device_mesh, place.placements, src_data_rank=None
-    )
+    whole_one = tensor.to(parameter.device, parameter.dtype)
+    part: Tensor = distribute_tensor(whole_one, place.device_mesh, place.placements, src_data_rank=None)
+    return part
 
 
 def split(tensors: Sequence[T]) -> tuple[list[T], list[T]]:

@@ -27,6 +27,7 @@ from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.loading import load_for
+from cdpg.models.narrow import refuse_large_error
 from cdpg.models.sampling import StopRule
 from cdpg.rollout.sampler import Sampler
 from cdpg.sandbox.limits import Limits
@@ -127,7 +128,7 @@ def set_up(
     processes = Processes(make_accelerator(config))
     policy, base, divide = load_for(processes, model, config, processing_class, peft_config)
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
-    all_prompts = policy.encode(everything, config.max_completion_length)
+    all_prompts = _encoded(everything, policy, base, config)
     method = make_method(config)
     best = keeps_best(config, method, len(eval_contexts))
     (contexts, prompts), aside = _divided(everything, all_prompts, config, best or method.replay > 0)
@@ -165,6 +166,17 @@ def set_up(
 
 Encoded = tuple[list[Context], list[PromptTokens]]
 """Contexts and their prompts."""
+
+
+def _encoded(
+    contexts: Sequence[Context], policy: LanguageModel, base: LanguageModel, config: CDPGConfig
+) -> list[PromptTokens]:
+    """The prompts; a base that its type takes too far from the policy, which is still the same model, is refused."""
+    prompts = policy.encode(contexts, config.max_completion_length)
+    if config.base_dtype != "float32":
+        setting = f"base_dtype: {config.base_dtype}"
+        refuse_large_error(policy, base, prompts, config.max_completion_length, setting)
+    return prompts
 
 
 def _divided(
