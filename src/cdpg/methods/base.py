@@ -122,6 +122,10 @@ class Method(ABC):
         """The state before the first epoch."""
         return {}
 
+    def retargeted(self, state: State) -> State:
+        """The state after λ of the target's moments has changed, without what was summed up of the earlier target."""
+        return state
+
     def make_module(self, policy: LanguageModel) -> nn.Module | None:
         """A module of its own, trained together with the policy."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -90,11 +91,14 @@ class CDPG(WeightedMethod):
         pooled = {"pool": PooledPartition().to_mapping(), "prior": None} if self._pools else {}
         return {"satisfying": 0.0, **pooled}
 
+    def retargeted(self, state: State) -> State:
+        return {**self.begin(), "satisfying": state["satisfying"]}
+
     def advance(self, state: State, rollout: Rollout) -> State:
         ratio = rollout.log_ratio.exp()
         if not bool(ratio.isfinite().all()):  # such an epoch has no step
             return state
-        satisfying = int((ratio > 0).sum()) / max(1, int(rollout.valid.sum()))
+        satisfying = int((rollout.log_ratio > -math.inf).sum()) / max(1, int(rollout.valid.sum()))
         if not self._pools:
             return {"satisfying": satisfying}
         pool = PooledPartition.from_mapping(state["pool"])
@@ -106,11 +110,15 @@ class CDPG(WeightedMethod):
         }
 
     def weights(self, rollout: Rollout, state: State) -> Tensor:
+        epsilon = rollout.epsilon(self.config.partition_epsilon)
+        return partition.weights(rollout.log_ratio, self._log_z(rollout, state), epsilon)
+
+    def _log_z(self, rollout: Rollout, state: State) -> Tensor:
+        """log Ẑ_c, ``[context]``, or for ``pooled`` of each sample, ``[context, sample]``."""
         if not self._pools:
-            return partition.weights(rollout.log_ratio, rollout.log_z, self.config.partition_epsilon)
+            return rollout.log_z
         prior = None if state["prior"] is None else Prior(**state["prior"])
-        log_z = PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
-        return partition.weights(rollout.log_ratio, log_z, self.config.partition_epsilon)
+        return PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
 
     def metrics(self, state: State) -> Mapping[str, float]:
         prior = state.get("prior")

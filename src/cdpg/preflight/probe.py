@@ -100,7 +100,18 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     verdicts, constraint = _judge(judge, samples)
     _log.info("timing a gradient")
     pace = Pace(sampling, constraint, *_time_scoring(base, samples, verdicts, config))
-    return _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
+    found = _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
+    stats = dataclasses.replace(found.stats, factors=_factor_means(judge, verdicts))
+    return dataclasses.replace(found, stats=stats)
+
+
+def _factor_means(judge: Judge, verdicts: Verdicts) -> dict[str, float]:
+    """The means of moments and rewards over the satisfying samples, by name; empty if there are none."""
+    rows = [row for row, b in enumerate(verdicts.b) if b > 0]
+    return {
+        name: sum(verdicts.features[row][place] for row in rows) / len(rows)
+        for place, name in enumerate(judge.tilt.names if rows else ())
+    }
 
 
 def _judge(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:

@@ -69,5 +69,5 @@ def _left_behind(folder: RunFolder) -> Iterator[Path]:
     """The files of a run. The configuration is last: without it nothing is overwritten."""
     yield from folder.checkpoints.glob("epoch-*")
     yield from folder.nonfinite.glob("epoch-*.json")
-    yield from (folder.metrics, folder.samples, folder.evaluations, folder.failures)
+    yield from (folder.metrics, folder.samples, folder.evaluations, folder.failures, folder.moments)
     yield from (folder.evaluation, folder.model, folder.report, folder.tuned_on, folder.config)
