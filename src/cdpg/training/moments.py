@@ -15,6 +15,7 @@ from cdpg.errors import UserError
 from cdpg.messages.terms import term
 from cdpg.methods import METHODS
 from cdpg.methods.base import Method
+from cdpg.methods.f_divergence import refuse_zeros
 from cdpg.models.base import PromptTokens
 from cdpg.rollout.moments import (
     REFIT_BELOW,
@@ -58,13 +59,13 @@ class TargetFit:
     @property
     def looks_first(self) -> bool:
         """Whether samples of the base are drawn before the run."""
-        return bool(self.sampler.judge.tilt.factors)
+        return bool(self.sampler.judge.tilt.factors) or self.method.needs_positive_b
 
     def begin(self, config: CDPGConfig) -> tuple[Fitted, ...]:
         """λ from samples of the base, before anything is written; functions that fail on these are refused."""
         tilt = self.sampler.judge.tilt
         fits = bool(tilt.moments) and not tilt.is_fitted
-        seen = self._look(config) if tilt.factors and not fits else None
+        seen = self._look(config) if self.method.needs_positive_b or (tilt.factors and not fits) else None
         if not fits:
             return () if seen is None or not tilt.moments else (_given(seen, tilt),)
         _log.info("fitting the multipliers of the moments to samples of the base")
@@ -81,6 +82,8 @@ class TargetFit:
         settings = config.replace(num_generations=ROUND, batch_size=None, seed=0)
         rollout = self._of_base(settings).draw(0, self.contexts[few], self.prompts[few], False, Stopwatch(), "moments")
         refuse_failing(rollout, config.check_failures)
+        if self.method.needs_positive_b:
+            refuse_zeros(rollout)
         return rollout
 
     def after_epoch(self, rollout: Rollout, state: RunState, config: CDPGConfig) -> RunState:
