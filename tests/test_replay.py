@@ -182,6 +182,9 @@ class Visit:
         self.log_ratio = torch.stack([ratio[list(outcomes)], torch.tensor([0.1, -math.inf], dtype=torch.float64)])
         self.indices, self.valid = (0, 1), torch.ones(2, 2, dtype=torch.bool)
 
+    def epsilon(self, epsilon: float) -> float:
+        return epsilon
+
 
 def test_replayed_weights_have_the_direction_of_p_with_the_q_and_the_z_of_all_visits() -> None:
     """Over every pair of samples at both visits: the first visit's weights after the second, at another proposal."""

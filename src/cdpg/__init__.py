@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import cdpg.methods  # noqa: F401 - makes the methods and their settings known
+from cdpg.constraints.factors import Moment, Reward
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 else:
     from cdpg.config import CDPGConfig
 
-__all__ = ["CDPGConfig", "CDPGTrainer", "ExactSampler"]
+__all__ = ["CDPGConfig", "CDPGTrainer", "ExactSampler", "Moment", "Reward"]
 
 
 def __getattr__(name: str) -> Any:

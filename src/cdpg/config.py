@@ -169,6 +169,10 @@ class CDPGConfig:
     gain_draws: int = 32
     """Samples of the base that are drawn for each held-out context, at most, to find samples of the ideal model: the
     gain is measured on these. 0 leaves the gain out."""
+    moment_contexts: int = 256
+    """Contexts on whose samples of the base λ of the target's moments is fitted, at most."""
+    moment_draws: int = 32
+    """Samples of the base for each of them, at most; as many times more where there are fewer contexts."""
     log_samples: int = 8
     """Samples written to ``samples.jsonl`` each epoch."""
     report_to: tuple[str, ...] = ()
@@ -367,7 +371,7 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
         "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "gain_draws": 0,
-        "validation_contexts": 1, "seed": 0, "check_workers": 0,
+        "validation_contexts": 1, "seed": 0, "check_workers": 0, "moment_contexts": 1, "moment_draws": 2,
         "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1, "lora_rank": 1,
     }  # fmt: skip
     yield from too_small(config, at_least)

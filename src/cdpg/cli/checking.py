@@ -84,6 +84,7 @@ def _partition_rows(stats: ProbeStatistics) -> list[tuple[str, str]]:
     expected = stats.expected_coverage(stats.samples)
     return [
         ("satisfaction", f"{stats.satisfaction:.3f}"),
+        *((f"mean {name.replace('_', ' ', 1)}", f"{value:.3f}") for name, value in stats.factors.items()),
         ("Ẑ of a context, least to most", f"{min(stats.z):.3f} … {max(stats.z):.3f}"),
         ("deviation of Z between contexts, noise subtracted", f"{stats.spread:.3f}"),
         ("coverage: contexts with a satisfying sample", f"{stats.coverage:.2f}"),

@@ -69,7 +69,7 @@ def _figures(found: ExactSamples) -> Table:
         ("bound β on P/π", f"{summary.beta:.4g}"),
         ("acceptance rate", f"{summary.acceptance:.3f}"),
         ("draws for a sample", f"{1 / summary.acceptance:.1f}"),
-        ("draws of the base for a sample, 1/Z", f"{1 / summary.z:.1f}"),
+        *([] if found.is_tilted else [("draws of the base for a sample, 1/Z", f"{1 / summary.z:.1f}")]),
         ("total variation to p", f"{summary.total_variation:.4f}"),
         ("KL(p, samples), nats", f"{summary.kl:.4f}"),
         ("draws that this rests on", f"{found.draws:,}"),

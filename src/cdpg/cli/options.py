@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
 from cdpg.config import CDPGConfig, read_yaml
 from cdpg.errors import UserError
-from cdpg.jobs.job import NEEDED, Job, gather
+from cdpg.jobs.job import Job, gather, missing_inputs
 from cdpg.messages.nearest import nearest, nearest_folder
 from cdpg.messages.notices import launched_as_main, shown_notices
 from cdpg.messages.terms import on_command_line
@@ -102,6 +102,18 @@ ConstraintName = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="Function that judges outputs: rules:short is short in rules.py."),
 ]
+MomentNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION=MEAN", help="Function whose mean is to be so large: rules:polite=0.5; repeatable."
+    ),
+]
+RewardNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION=BETA", help="Reward, for the target a·exp(r/β): rules:score=0.1; repeatable."
+    ),
+]
 PromptColumn = Annotated[str | None, typer.Option(help="Column that holds the prompt; by default prompt.")]
 PromptPrefix = Annotated[str | None, typer.Option(help="Text before every prompt.")]
 Chat = Annotated[
@@ -149,6 +161,8 @@ def _asked(
     contexts: Contexts = None,
     eval_contexts: EvalContexts = None,
     constraint: ConstraintName = None,
+    moment: MomentNames = None,
+    reward: RewardNames = None,
     prompt_column: PromptColumn = None,
     prompt_prefix: PromptPrefix = None,
     chat: Chat = None,
@@ -199,7 +213,7 @@ def _job(asked: dict[str, Any], folder: str, to_resume: bool) -> Job:
         find_task(str(task))  # it looks like a task's name: the error lists the tasks
     options = {"task": task if config is None else None, **asked}
     values = gather(config, options, settings)
-    if to_resume and task is None and not all(values.get(key) for key in NEEDED):
+    if to_resume and task is None and missing_inputs(values):
         values = {**_values_of_run(values.get("output_dir")), **values}
     if values.get("task") and "output_dir" not in values:
         values["output_dir"] = "runs/" + folder.format(
@@ -221,7 +235,7 @@ def _values_of_run(folder: Any) -> dict[str, Any]:
         hint = f"; did you mean {str(near)!r}?" if near else ""
         raise UserError(f"there is no run to continue in {folder!r}: it holds no {config.name}{hint}")
     values = read_yaml(config)
-    if values.get("task") is None and not all(values.get(key) for key in NEEDED):
+    if values.get("task") is None and missing_inputs(values):
         raise UserError(
             f"{str(config)!r} does not name model, contexts and constraint, as of a run begun in Python: continue it "
             "there, with train(resume_from_checkpoint=True)"

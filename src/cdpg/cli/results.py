@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,19 @@ from rich.text import Text
 
 from cdpg.cli.completion import complete_run, complete_task_name
 from cdpg.cli.exact import BoundIsOptional, Exact, print_exact
-from cdpg.cli.options import Chat, ConstraintName, Preset, PromptColumn, PromptPrefix, Seed, Setting, System, app
+from cdpg.cli.options import (
+    Chat,
+    ConstraintName,
+    MomentNames,
+    Preset,
+    PromptColumn,
+    PromptPrefix,
+    RewardNames,
+    Seed,
+    Setting,
+    System,
+    app,
+)
 from cdpg.cli.output import quiet_transformers, show, shown_text
 from cdpg.cli.tables import print_models
 from cdpg.config import CDPGConfig, read_yaml
@@ -30,7 +43,8 @@ from cdpg.errors import UserError
 from cdpg.evaluation.held_out import contexts_in_words, on_few
 from cdpg.jobs.exact import SETTINGS as EXACT_SETTINGS
 from cdpg.jobs.exact import TunedRun
-from cdpg.jobs.job import Inputs, Job, gather, prompting, without_task
+from cdpg.jobs.factors import with_multipliers
+from cdpg.jobs.job import Inputs, Job, gather, missing_inputs, prompting, without_task
 from cdpg.messages.terms import on_command_line
 from cdpg.models.names import locate, require_model
 from cdpg.report.values import is_chat
@@ -53,7 +67,7 @@ _HOW_EVALUATED = (
 what is measured."""
 _OTHER_EVALUATION = "what is evaluated is not what the run was made for"
 _REPORT_FILE = "The HTML file; by default report.html, in the folder, or for several in the working folder."
-_TO_EVALUATE = {"model": "--base", "eval_contexts": "--contexts", "constraint": "--constraint"}
+_TO_EVALUATE = {"model": "--base", "contexts": "--contexts", "constraint": "--constraint"}
 """What an evaluation without a task needs, and the options that give it."""
 
 ModelOrRun = Annotated[
@@ -75,6 +89,8 @@ def evaluate(
     base: Annotated[str | None, typer.Option(help="The base; by default the run's or the task's.")] = None,
     contexts: Annotated[str | None, typer.Option(help="File of held-out contexts.")] = None,
     constraint: ConstraintName = None,
+    moment: MomentNames = None,
+    reward: RewardNames = None,
     prompt_column: PromptColumn = None,
     prompt_prefix: PromptPrefix = None,
     chat: Chat = None,
@@ -98,13 +114,14 @@ def evaluate(
     known.pop("trust_remote_code", None)  # only the user may allow it: a folder may come from anywhere
     path, _ = model_of(model)
     named = {
-        "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "constraint": constraint,
-        "prompt_column": prompt_column, "prompt_prefix": prompt_prefix, "chat": chat, "system": system, "seed": seed,
+        "task": task, "preset": preset, "model": base, "eval_contexts": contexts, "seed": seed, "moment": moment,
+        "constraint": constraint, "reward": reward, "prompt_column": prompt_column, "prompt_prefix": prompt_prefix,
+        "chat": chat, "system": system,
     }  # fmt: skip
     job = _asked_for(model, known, gather(None, named, settings or []))
     require_model(locate(path))  # before anything is loaded
     with on_command_line(eval_contexts="--contexts"):
-        inputs = job.load(to_tune=False)
+        inputs = _inputs(job, folder)
         own = _is_own(job, inputs, known)
         target = output or (folder.evaluation if own else _elsewhere("evaluation.json", _OTHER_EVALUATION))
         from cdpg.jobs.running import evaluate_model
@@ -120,11 +137,21 @@ def evaluate(
             write_evaluation(folder, result, ideal_samples)
     else:
         write_json(target, result | ({"costs": {"tuned": costs(folder)}} if own else {}))
+    _show(model, result, target)
+
+
+def _show(model: str, result: Mapping[str, Any], target: Path) -> None:
     shown = Console()
     models = {name: result[name] for name in ("base", "tuned")}
     title = f"{model} on {contexts_in_words(result)}"
     print_models(shown, title, models, result["changes"], on_few(result), known_metrics(result))
     show(shown, [f"figures: {target}"])
+
+
+def _inputs(job: Job, folder: RunFolder) -> Inputs:
+    """The inputs of an evaluation; moments that are the run's have its λ."""
+    inputs = job.load(to_tune=False)
+    return replace(inputs, constraints=with_multipliers(inputs.constraints, folder))
 
 
 def _asked_for(model: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Job:
@@ -142,8 +169,8 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
     """The options that are missing for an evaluation; contexts to tune on include held-out ones."""
     if values.get("task") is not None:
         return []
-    found = {**values, "eval_contexts": values.get("eval_contexts") or values.get("contexts")}
-    return [option for key, option in _TO_EVALUATE.items() if not found.get(key)]
+    missing = missing_inputs({**values, "contexts": values.get("eval_contexts") or values.get("contexts")})
+    return [_TO_EVALUATE[key] for key in missing]
 
 
 def _evaluation_job(values: Mapping[str, Any]) -> Job:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cdpg.constraints.arguments import COMPLETIONS, IDS, accepted, accepted_arguments, keyword_lists, needed_columns
 from cdpg.constraints.calling import Call, Callers, collect
+from cdpg.constraints.factors import Factor, Moment, Reward, Tilt, as_number, function_name
 from cdpg.constraints.named import load_constraint
 from cdpg.constraints.prefixes import PrefixCheck, hopeless_of
 from cdpg.contexts.contexts import Context
@@ -30,10 +31,11 @@ where it does not apply.
 That is the signature of TRL's reward functions, ``async def`` or not: one with values in [0, 1] fits as it is.
 """
 
-Constraints = Constraint | str | Sequence[Constraint | str]
-"""One or several constraints, each a function or the name of one, ``module:function``."""
+Constraints = Constraint | str | Factor | Sequence[Constraint | str | Factor]
+"""One or several factors of the target: constraints, each a function or the name of one, ``module:function``; moments;
+rewards."""
 
-_EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function'"
+_EXPECTED = "a function of (prompts, completions, **columns), or its name as 'module:function', a Moment or a Reward"
 _MOST_LINES = 20
 """Of what a constraint prints on the samples that are collected together."""
 _LONGEST_LINE = 2000
@@ -51,10 +53,13 @@ class CheckFailure:
     constraint: str
     kind: str
     detail: str
+    what: str = "constraint"
+    """Or ``moment``, or ``reward``."""
 
     def __str__(self) -> str:
-        verb = "raised " if self.kind in ("exception", "memory", "recursion") else "gave no verdict: "
-        return f"constraint {self.constraint} {verb}{self.detail}"
+        none = "verdict" if self.what == "constraint" else "number"
+        verb = "raised " if self.kind in ("exception", "memory", "recursion") else f"gave no {none}: "
+        return f"{self.what} {self.constraint} {verb}{self.detail}"
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,13 @@ class Verdicts:
     """Indices of samples without a verdict because no constraint applies to them."""
     exhausted: Counter[str] = field(default_factory=Counter)
     """Verdicts of 0 because the text exhausted a built-in check, by kind."""
+    features: list[tuple[float, ...]] = field(default_factory=list)
+    """``[sample][factor]``: the values of the moments and rewards, NaN where there is none; empty without factors."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Samples that are being judged, with a call for each constraint."""
+    """Samples that are being judged, with a call for each constraint, moment and reward."""
 
     count: int
     chats: bool
@@ -87,16 +94,22 @@ class Judge:
     Without ``limits``, or with 0 workers, constraints are called in this process. With workers, functions that can be
     imported by name, and those of a script, are called in other processes. Closures and objects may hold anything and
     are called in this process, which is logged. The verdicts are the same either way.
+
+    Moments and rewards are called in the same way, and give a number for each sample instead of a verdict.
     """
 
     def __init__(self, constraints: Constraints, limits: Limits | None = None, prunes: bool = False) -> None:
         """With ``prunes``, the functions ``hopeless`` of the constraints are made ready, too."""
-        self.constraints = _functions(constraints)
-        labels = [f"constraint {name_of(constraint)}" for constraint in self.constraints]
-        named = list(zip(labels, self.constraints, strict=True))
-        self._accepted = [accepted_arguments(constraint, label, COMPLETIONS) for label, constraint in named]
+        self.constraints, factors = _functions(constraints)
+        self.tilt = Tilt(factors)
+        self._kinds = [*("constraint" for _ in self.constraints), *(factor.kind for factor in self.tilt.factors)]
+        self._functions = [*self.constraints, *self.tilt.functions]
+        named = [(f"{kind} {name_of(f)}", f) for kind, f in zip(self._kinds, self._functions, strict=True)]
+        self._named = named
+        self._accepted = [accepted_arguments(function, label, COMPLETIONS) for label, function in named]
         self._invalid_notified: set[int] = set()
-        found = [(f"hopeless of {label}", hopeless_of(c, name_of(c))) for label, c in named] if prunes else []
+        judging = named[: len(self.constraints)]
+        found = [(f"hopeless of {label}", hopeless_of(c, name_of(c))) for label, c in judging] if prunes else []
         self._hopeless = [(label, function) for label, function in found if function is not None]
         self._callers = Callers([*named, *self._hopeless], limits)
         self.prefix_checks = [
@@ -107,8 +120,7 @@ class Judge:
     def require_columns(self, contexts: Sequence[Context]) -> None:
         """Refuse contexts that lack a column that a constraint requires, before anything is sampled."""
         columns = dict.fromkeys(key for context in contexts for key in context.columns)
-        named = [(f"constraint {name_of(constraint)}", constraint) for constraint in self.constraints]
-        for label, function in [*named, *self._hopeless] if contexts else ():
+        for label, function in [*self._named, *self._hopeless] if contexts else ():
             for needed in needed_columns(function):
                 if needed not in columns:
                     there = f"they have {', '.join(map(repr, columns))}" if columns else "they have the prompt alone"
@@ -124,8 +136,8 @@ class Judge:
         arguments = keyword_lists(contexts, COMPLETIONS, texts)
         arguments[IDS] = [list(ids) for ids in token_ids]
         calls = [
-            self._callers.submit(place, constraint, accepted(arguments, keys))
-            for place, (constraint, keys) in enumerate(zip(self.constraints, self._accepted, strict=True))
+            self._callers.submit(place, function, accepted(arguments, keys))
+            for place, (function, keys) in enumerate(zip(self._functions, self._accepted, strict=True))
         ]
         return Pending(len(texts), not all(isinstance(context.prompt, str) for context in contexts), calls)
 
@@ -135,7 +147,7 @@ class Judge:
 
     def collect_all(self, submitted: Sequence[Pending]) -> list[Verdicts]:
         """Wait for verdicts on each of several; what constraints printed on all of them together is logged."""
-        printed: dict[str, list[str]] = {name_of(constraint): [] for constraint in self.constraints}
+        printed: dict[str, list[str]] = {name_of(function): [] for function in self._functions}
         verdicts = [self._verdicts(pending, printed) for pending in submitted]
         for name, lines in printed.items():
             _log_printed(name, lines)
@@ -144,34 +156,44 @@ class Judge:
     def _verdicts(self, pending: Pending, printed: Mapping[str, list[str]]) -> Verdicts:
         """Wait for verdicts; what was printed is added to ``printed``, by constraint.
 
-        A sample has no verdict if a constraint failed on it, unless another one gave it 0. Nor has it a verdict if no
-        constraint applies to it: all returned None. Otherwise the values of those that apply are multiplied.
+        A sample has no verdict if a function failed on it, unless a constraint gave it 0. Nor has it a verdict if no
+        constraint applies to it: all returned None, and there is no moment and no reward. Otherwise the values of those
+        that apply are multiplied.
         """
         b, failures, exhausted = [1.0] * pending.count, dict[int, CheckFailure](), Counter[str]()
         inapplicable = set(range(pending.count))
+        features: list[list[float]] = []
         for place, call in enumerate(pending.calls):
-            name, deterministic = name_of(self.constraints[place]), traits_of(self.constraints[place]).deterministic
+            function, what = self._functions[place], self._kinds[place]
+            name, deterministic = name_of(function), traits_of(function).deterministic
             found = collect(call)
             exhausted += found.exhausted
             printed[name] += found.printed.splitlines()
             self._log_invalid(place, found)
+            judges = what == "constraint"
+            numbers = [math.nan] * pending.count
             for sample, value in enumerate(found.values):
-                if value is None and sample not in found.failures:
+                if judges and value is None and sample not in found.failures:
                     continue
                 inapplicable.discard(sample)
-                verdict = as_verdict(value) if sample not in found.failures else found.failures[sample]
+                reading = as_verdict if judges else _as_feature
+                verdict = reading(value) if sample not in found.failures else found.failures[sample]
                 if isinstance(verdict, float):
-                    b[sample] *= verdict
-                elif deterministic and verdict.kind in TEXT_FAILURES:
+                    b[sample] *= verdict if judges else 1.0
+                    numbers[sample] = verdict
+                elif judges and deterministic and verdict.kind in TEXT_FAILURES:
                     b[sample] = 0.0
                     exhausted[verdict.kind] += 1
                 else:
                     hint = _OF_CHATS if pending.chats and verdict.detail.startswith(_MISTAKEN) else ""
-                    failures.setdefault(sample, CheckFailure(name, verdict.kind, verdict.detail + hint))
+                    failures.setdefault(sample, CheckFailure(name, verdict.kind, verdict.detail + hint, what))
+            if not judges:
+                features.append(numbers)
         failures = {sample: failures[sample] for sample in sorted(failures) if b[sample] > 0}
         without = failures.keys() | inapplicable
         judged = [0.0 if place in without else value for place, value in enumerate(b)]
-        return Verdicts(judged, failures, frozenset(inapplicable), exhausted)
+        by_sample = list(zip(*features, strict=True))
+        return Verdicts(judged, failures, frozenset(inapplicable), exhausted, by_sample)
 
     def close(self) -> None:
         """End the worker processes; ``submit`` starts new ones."""
@@ -183,7 +205,7 @@ class Judge:
             return
         self._invalid_notified.add(place)
         _log.warning(
-            f"constraint {name_of(self.constraints[place])} does not judge several completions at once: "
+            f"{self._named[place][0]} does not judge several completions at once: "
             f"{found.invalid}; it is called for each sample by itself instead, which is slow: return a list with a "
             "value for each completion"
         )
@@ -198,21 +220,26 @@ def _log_printed(name: str, lines: Sequence[str]) -> None:
         _log.info(f"{name} printed: … (what follows is not shown)")
 
 
-def _functions(constraints: Constraints) -> list[Constraint]:
-    """The given functions; names are imported."""
+def _functions(constraints: Constraints) -> tuple[list[Constraint], list[Factor]]:
+    """The given constraints as functions, names being imported; and the moments and rewards."""
     given: list[Any] = [constraints]
-    if not callable(constraints) and not isinstance(constraints, str):
+    if not callable(constraints) and not isinstance(constraints, (str, Moment, Reward)):
         given = list(constraints) if isinstance(constraints, (list, tuple)) else []
     if not given:
         what = (
             "no constraint was given" if constraints in (None, [], ()) else f"constraints is {short_repr(constraints)}"
         )
         raise UserError(f"{what}: pass {_EXPECTED}, or a list of them")
-    found = [load_constraint(constraint) if isinstance(constraint, str) else constraint for constraint in given]
+    factors = [factor for factor in given if isinstance(factor, (Moment, Reward))]
+    found = [
+        load_constraint(constraint) if isinstance(constraint, str) else constraint
+        for constraint in given
+        if not isinstance(constraint, (Moment, Reward))
+    ]
     for constraint in found:
         if not callable(constraint):
             raise UserError(f"a constraint is {short_repr(constraint)}: pass {_EXPECTED}")
-    return found
+    return found, factors
 
 
 def as_verdict(value: Any) -> float | Failure:
@@ -226,7 +253,14 @@ def as_verdict(value: Any) -> float | Failure:
     return Failure("value", f"it returned {short_repr(value)}, and true, false, a number in [0, 1] or None is expected")
 
 
+def _as_feature(value: Any) -> float | Failure:
+    """The value of a moment or a reward for a sample as a number, or a failure."""
+    number = as_number(value)
+    if number is not None:
+        return number
+    return Failure("value", f"it returned {short_repr(value)}, and a finite number is expected")
+
+
 def name_of(constraint: Constraint) -> str:
     """The name of a constraint in messages."""
-    name = getattr(constraint, "__qualname__", type(constraint).__qualname__)
-    return f"{getattr(constraint, '__module__', '')}:{name}".removeprefix("__main__:")
+    return function_name(constraint)

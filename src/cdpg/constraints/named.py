@@ -12,16 +12,16 @@ from cdpg.errors import UserError
 from cdpg.messages.nearest import nearest
 
 
-def load_constraint(name: str) -> Any:
+def load_constraint(name: str, kind: str = "constraint") -> Any:
     """The function that ``module:function`` names; the working folder is searched too.
 
-    It is searched last, so that a file in it cannot replace an installed module.
+    It is searched last, so that a file in it cannot replace an installed module. ``kind`` is what messages call it.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise UserError(f"a constraint is given as module:function, not {name!r}")
+        raise UserError(f"a {kind} is given as module:function, not {name!r}")
     if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
-        raise UserError(_named_by_file(module_name, attribute))
+        raise UserError(_named_by_file(module_name, attribute, kind))
     folder = str(Path.cwd())
     file = f"{module_name.replace('.', '/')}.py"
     try:
@@ -31,15 +31,15 @@ def load_constraint(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(
-                _named_by_file(module_name, attribute)
+                _named_by_file(module_name, attribute, kind)
                 if module_name.endswith(".py")
-                else f"there is no module {module_name!r} for the constraint {name!r}: expected {file} in {folder!r}, "
+                else f"there is no module {module_name!r} for the {kind} {name!r}: expected {file} in {folder!r}, "
                 f"or an installed module{_meant_module(Path(folder, file))}"
             ) from error
-        raise UserError(f"the module {module_name!r} of the constraint cannot be imported: {error}") from error
+        raise UserError(f"the module {module_name!r} of the {kind} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"the module {module_name!r} of the constraint cannot be imported: {type(error).__name__}: {error}"
+            f"the module {module_name!r} of the {kind} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -59,14 +59,14 @@ def _meant_module(file: Path) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def _named_by_file(path: str, attribute: str) -> str:
-    """A sentence on a constraint whose module was given as a file."""
+def _named_by_file(path: str, attribute: str, kind: str) -> str:
+    """A sentence on a function whose module was given as a file."""
     given = PurePath(path.replace("\\", "/"))
     below = not given.is_absolute() and ".." not in given.parts
     parts = (*(given.parent.parts if below else ()), given.stem)
     place = "" if below else f" and start in the folder of {given.name}"
     return (
-        f"a constraint is given as module:function, not {f'{path}:{attribute}'!r}: write "
+        f"a {kind} is given as module:function, not {f'{path}:{attribute}'!r}: write "
         f"{'.'.join(parts).lstrip('.')}:{attribute}{place}"
     )
 

@@ -23,6 +23,7 @@ from cdpg.contexts.digests import count_tuned_on
 from cdpg.errors import UserError
 from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
 from cdpg.evaluation.measures import Measure, Measured, TextMeasure, own_counts, own_metrics
+from cdpg.evaluation.metrics import GAIN_ESS, factor_metrics
 from cdpg.evaluation.outcome import SHOWN, Outcome, without_token_scores
 from cdpg.evaluation.plan import BLOCK
 from cdpg.evaluation.results import BASE, Evaluation
@@ -34,6 +35,7 @@ from cdpg.models.beams import beam_search
 from cdpg.models.loading import load_base
 from cdpg.models.sampling import Samples, StopRule
 from cdpg.models.scoring import score_samples
+from cdpg.rollout.moments import fit_to_base
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
@@ -112,7 +114,8 @@ class Evaluator:
     ) -> Evaluator:
         """A standalone evaluator, without training: it loads the base, once, and the contexts.
 
-        ``contexts`` is anything that :func:`~cdpg.contexts.contexts.load_contexts` takes.
+        ``contexts`` is anything that :func:`~cdpg.contexts.contexts.load_contexts` takes. λ of moments that do not have
+        one is fitted on them.
         """
         measure = measure or TextMeasure()
         refuse_stopped_beams(measure, stop)
@@ -122,7 +125,11 @@ class Evaluator:
         processes = Processes(make_accelerator(config))
         model = load_base(base, config, processes.accelerator.device if config.device == "auto" else None)
         warn_of_plain_prompts(model.tokenizer, loaded)
-        return cls.of(model, loaded, judge, measure, config, processes, stop, tuned_on)
+        made = cls.of(model, loaded, judge, measure, config, processes, stop, tuned_on)
+        if not judge.tilt.is_fitted:
+            sampler = Sampler(model, model, judge, config, processes, stop, policy_is_base=True)
+            judge.tilt.set_multipliers(fit_to_base(sampler, loaded, made.prompts).fit.multipliers)
+        return made
 
     def evaluate(
         self,
@@ -161,8 +168,11 @@ class Evaluator:
         drawn = [record for part in ideal for record in part.records(self.processes)]
         if not self.processes.is_main:
             return None
-        own = (own_metrics(self.measure), own_counts(self.measure))
+        own = ({**factor_metrics(self.judge.tilt), **own_metrics(self.measure)}, own_counts(self.measure))
         tuned_on = self.count_tuned_on(limit)
+        if ideal and self.judge.tilt.factors:
+            numbers = torch.cat([part.effective_numbers(self.judge.tilt.coefficients) for part in ideal])
+            about = {**about, GAIN_ESS: float(numbers[numbers > 0].mean())} if bool((numbers > 0).any()) else about
         found = Evaluation.of(outcomes, scores, self.config, about, tuned_on, *own, gains=gains if ideal else None)
         return replace(found, ideal_samples=drawn)
 
@@ -189,7 +199,9 @@ class Evaluator:
         for number, part in enumerate(ideal):
             key = name, number, part.contexts
             if key not in cache.gains:
-                cache.gains[key] = part.gain(model, self.processes, self.config.tokens_per_pass)
+                cache.gains[key] = part.gain(
+                    model, self.processes, self.config.tokens_per_pass, self.judge.tilt.coefficients
+                )
             found.append(cache.gains[key])
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
@@ -225,7 +237,7 @@ class Evaluator:
         beamed = self.measure.beams > 0
         return Outcome(
             contexts=tuple(contexts),
-            blocks=tuple(part.rollout for part in parts),
+            blocks=tuple(self._present(part.rollout) for part in parts),
             texts=tuple(texts for part in parts for texts in part.texts),
             beams=tuple(text for part in parts for text in part.beams) if beamed else None,
             beam_b=tuple(b for part in parts for b in part.beam_b) if beamed else None,
@@ -235,6 +247,10 @@ class Evaluator:
             ended=torch.cat([part.ended for part in parts]),
             unmeasured=sum((part.unmeasured for part in parts), Counter()),
         )
+
+    def _present(self, block: Rollout) -> Rollout:
+        """A block with the present multipliers of the target's moments: it may be of the cache."""
+        return replace(block, coefficients=self.judge.tilt.coefficients)
 
     def _part(self, sampler: Sampler, number: int, contexts: list[Context], prompts: list[PromptTokens]) -> _Part:
         """Sample and measure a block of contexts. Only the main process measures; the others send it their texts."""

@@ -6,12 +6,18 @@ A sample of the base that is accepted with probability b(x,c) is an exact sample
 
 has an estimate without bias, whichever model π is. The samples are drawn once, so that the gains of different models,
 epochs and methods are comparable and their differences have little noise.
+
+With moments and rewards the target has a factor exp(λφ + r/β) that has no known bound, so that nothing can be accepted
+by it. The accepted samples are then weighted by it, normalised in each context: the estimate is consistent, and biased
+towards the base in the order of one over the effective number of a context's samples. All ``draws`` are made for every
+context, so that which samples there are does not depend on λ, which may be fitted again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +33,8 @@ from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.system.distributed import Processes
 from cdpg.system.stopping import never_stop
-from cdpg.target.divergence import mean_by_context
+from cdpg.target.divergence import mean_by_context, weighted_mean_by_context
+from cdpg.target.partition import effective_numbers
 
 ENOUGH = 4
 """Accepted samples after which a context is not sampled again."""
@@ -49,12 +56,45 @@ class IdealSamples:
     """``[sample]``, float64: log-probabilities under the base."""
     draws: int
     """Samples of the base that were drawn."""
+    features: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    """``[sample, factor]``: the values of the target's moments and rewards, of this process's samples."""
+    every_owner: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    """``owners`` of the samples of all processes."""
+    every_feature: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    """``features`` of the samples of all processes."""
 
-    def gain(self, model: LanguageModel, processes: Processes, tokens_per_pass: int) -> Tensor:
-        """``[context]``: the mean of log π(x|c) − log a(x|c) over the context's samples; NaN without any."""
+    def gain(
+        self,
+        model: LanguageModel,
+        processes: Processes,
+        tokens_per_pass: int,
+        coefficients: tuple[float, ...] = (),
+    ) -> Tensor:
+        """``[context]``: the mean of log π(x|c) − log a(x|c) over the context's samples; NaN without any.
+
+        With ``coefficients``, those of the target's moments and rewards, it is weighted by their factor.
+        """
         rows = torch.arange(len(self.owners))
         log_policy = score_samples(model, self.samples, rows, tokens_per_pass).sum(dim=2)[:, 0]
-        return mean_by_context(log_policy - self.log_a, self.owners, self.contexts, processes.total)
+        if not coefficients:
+            return mean_by_context(log_policy - self.log_a, self.owners, self.contexts, processes.total)
+        every = self._log_weight(self.every_feature, coefficients), self.every_owner
+        own = self._log_weight(self.features, coefficients)
+        return weighted_mean_by_context(
+            log_policy - self.log_a, own, self.owners, every, self.contexts, processes.total
+        )
+
+    def effective_numbers(self, coefficients: tuple[float, ...]) -> Tensor:
+        """``[context]``: (Σw)²/Σw² of its samples, weighted by the factor of moments and rewards; 0 without any."""
+        log_weight, found = self._log_weight(self.every_feature, coefficients), torch.zeros(self.contexts).double()
+        for context in self.every_owner.unique().tolist():
+            own = log_weight[None, self.every_owner == context]
+            found[context] = effective_numbers(own, own > -math.inf)[0]
+        return found
+
+    @staticmethod
+    def _log_weight(features: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+        return features @ features.new_tensor(coefficients)
 
     def records(self, processes: Processes) -> list[dict[str, Any]]:
         """The samples of all processes, with their log-probabilities under the base, in the order of the contexts."""
@@ -95,7 +135,7 @@ def draw_ideal_samples(
     ``number`` and ``stream`` tell sets of contexts apart: each has its own random numbers. Every process takes part,
     and calls ``check_stop`` before every round.
     """
-    settings = sampler.config
+    settings, is_tilted = sampler.config, bool(sampler.judge.tilt.factors)
     parts: list[IdealSamples] = []
     missing, done = list(range(len(contexts))), 0
     counts = torch.zeros(len(contexts), dtype=torch.long)
@@ -111,7 +151,7 @@ def draw_ideal_samples(
         accepted = accepts(rollout, UniformStream(settings.seed, f"{name}-accept", number))
         parts.append(_accepted(rollout, accepted, missing, len(contexts)))
         counts[torch.tensor(missing)] += accepted.sum(dim=1)
-        missing = [index for index in missing if counts[index] < ENOUGH]
+        missing = [index for index in missing if is_tilted or counts[index] < ENOUGH]
         done, rollout = done + rollout.b.shape[1], None
     return _joined(parts, len(contexts))
 
@@ -130,6 +170,8 @@ def _accepted(rollout: Rollout, accepted: Tensor, indices: Sequence[int], contex
     rows = rollout.own(accepted).nonzero()[:, 0]
     own = (rows // per_context).tolist()
     first = rollout.first_context
+    features = rollout.features if rollout.is_tilted else rollout.b.new_zeros(*rollout.b.shape, 0)
+    every = torch.tensor(indices, dtype=torch.long)[accepted.nonzero()[:, 0]]
     return IdealSamples(
         contexts=contexts,
         owners=torch.tensor([indices[first + place] for place in own], dtype=torch.long),
@@ -144,6 +186,9 @@ def _accepted(rollout: Rollout, accepted: Tensor, indices: Sequence[int], contex
         ),
         log_a=rollout.own(rollout.log_a)[rows],
         draws=rollout.b.numel(),
+        features=features[first : first + samples.shape[0]].flatten(0, 1)[rows],
+        every_owner=every,
+        every_feature=features[accepted],
     )
 
 
@@ -172,4 +217,7 @@ def _joined(parts: Sequence[IdealSamples], contexts: int) -> IdealSamples:
         ),
         log_a=flat([part.log_a for part in parts], torch.zeros(0, dtype=torch.float64)),
         draws=sum(part.draws for part in parts),
+        features=torch.cat([part.features for part in parts]) if parts else torch.zeros(0, 0).double(),
+        every_owner=flat([part.every_owner for part in parts], torch.zeros(0, dtype=torch.long)),
+        every_feature=torch.cat([part.every_feature for part in parts]) if parts else torch.zeros(0, 0).double(),
     )

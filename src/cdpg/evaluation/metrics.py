@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from cdpg.constraints.factors import Moment, Tilt
 from cdpg.messages.text import plain_text
 
 METRIC_INFO, COUNT_INFO = "metric_info", "count_info"
@@ -117,8 +118,27 @@ POOLED = "kl_target_policy_pooled"
 GAIN = "gain"
 """The metric that is measured on exact samples of the ideal model; figures of any evaluations compare."""
 
+GAIN_ESS = "gain_effective_samples"
+"""Key of a file: the effective number of samples of the base that the gain rests on, in a context, on average; only
+where the target has moments or rewards, since the samples are then weighted."""
+
 LEFT_OUT = ("checks_failed", "not_applicable")
 """Shares of samples without a verdict; absent if 0 for all models evaluated together."""
+
+
+def factor_metrics(tilt: Tilt) -> dict[str, Metric]:
+    """How the means of the target's moments and rewards are shown, by name."""
+    found = {}
+    for name, factor in zip(tilt.names, tilt.factors, strict=True):
+        label = name.replace("_", " ", 1)
+        if isinstance(factor, Moment):
+            meaning = f"Mean over samples of a moment of the target, which asks for {factor.mean:g}."
+            found[name] = Metric(label, meaning, group="requirement")
+        else:
+            meaning = f"Mean over samples of a reward of the target, at β = {factor.beta:g}."
+            found[name] = Metric(label, meaning, better="higher", group="requirement")
+    return found
+
 
 METRICS: dict[str, Metric] = {
     "satisfaction": Metric("satisfaction", "Mean of b over ancestral samples.", better="higher"),

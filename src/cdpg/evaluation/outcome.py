@@ -17,7 +17,6 @@ from cdpg.evaluation.statistics import Array, Statistic, context_means, deviatio
 from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_policy_base, kl_target_policy
 from cdpg.target.noise import sampling_noise
-from cdpg.target.target import log_target
 
 SHOWN = 4
 """Outputs of a context that are shown in an example."""
@@ -58,6 +57,15 @@ class Outcome:
         valid = self.table("valid").numpy()
         return {name: np.where(valid, values, np.nan) for name, values in self.measured.features.items()}
 
+    def factors(self) -> dict[str, Array]:
+        """The values of the target's moments and rewards, ``[context, sample]``; NaN without a verdict."""
+        blocks = [block.by_factor() for block in self.blocks]
+        valid = self.table("valid")
+        return {
+            name: torch.cat([block[name] for block in blocks]).masked_fill(~valid, math.nan).numpy()
+            for name in (blocks[0] if blocks else ())
+        }
+
 
 def without_token_scores(block: Rollout) -> Rollout:
     """A rollout without the log-probabilities of single tokens, which are large and no longer needed.
@@ -70,8 +78,8 @@ def without_token_scores(block: Rollout) -> Rollout:
 
 def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
     """All metrics of one model that depend on its own samples only."""
-    b, valid, log_q, log_a = (outcome.table(name) for name in ("b", "valid", "log_q", "log_a"))
-    log_p = log_target(log_a, b)
+    b, valid, log_q, log_a, log_p = (outcome.table(name) for name in ("b", "valid", "log_q", "log_a", "log_p"))
+    epsilon = outcome.blocks[0].epsilon(epsilon) if outcome.blocks else epsilon
     none = ~valid.any(dim=1)
 
     def over_samples(values: Tensor) -> Statistic:
@@ -95,7 +103,7 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
     }
     if outcome.beam_b is not None:
         found["satisfaction_beam"] = mean_statistic(np.array(outcome.beam_b, dtype=np.float64))
-    for name, values in outcome.features().items():
+    for name, values in (outcome.factors() | outcome.features()).items():
         found[name] = mean_statistic(context_means(values))
     return {**found, **outcome.measured.corpus}
 
@@ -111,10 +119,14 @@ def partition_estimates(outcome: Outcome) -> list[float]:
 def ideal_means(base: Outcome) -> dict[str, Array]:
     """E_{p_c}[f] of features of samples, ``[context]``, from the base's samples weighted by b: p_c ∝ a·b.
 
-    NaN if no sample of a context satisfies.
+    NaN if no sample of a context satisfies. Moments and rewards multiply b.
     """
     weight = (base.table("b") * base.table("valid")).double().numpy()
-    features = {"length": base.table("lengths").double().numpy()}
+    if any(block.is_tilted for block in base.blocks):
+        log_ratio = base.table("log_ratio")
+        peak = log_ratio.amax(dim=1, keepdim=True)
+        weight = (log_ratio - peak.where(peak > -math.inf, 0.0)).exp().numpy()
+    features = base.factors() | {"length": base.table("lengths").double().numpy()}
     if base.beams is None:
         features |= base.features()
     return {name: context_means(values, weight) for name, values in features.items()}
@@ -123,7 +135,7 @@ def ideal_means(base: Outcome) -> dict[str, Array]:
 def model_means(outcome: Outcome) -> dict[str, Array]:
     """The same features of a model's own samples, ``[context]``."""
     lengths = outcome.table("lengths").double().masked_fill(~outcome.table("valid"), math.nan)
-    features = {"length": lengths.numpy()}
+    features = outcome.factors() | {"length": lengths.numpy()}
     if outcome.beams is None:
         features |= outcome.features()
     return {name: context_means(values) for name, values in features.items()}

@@ -40,6 +40,7 @@ class PolicyEvaluations:
         metrics: dict[str, dict[str, Any]] = {BASE: {}, TUNED: {}}
         metrics.update({} if found is None else found.metrics())
         pooled = metrics[BASE].pop(POOLED, None)
+        ideal = {} if found is None else found.ideal_factors()
         record = {
             "epoch": epoch,
             "samples": epoch * config.samples_per_epoch,
@@ -48,6 +49,7 @@ class PolicyEvaluations:
             "samples_per_context": config.evaluation_samples,
             "metrics": metrics[TUNED if epoch else BASE],
             **({"base": {POOLED: pooled}} if epoch else {}),
+            **({"ideal": ideal} if ideal else {}),
             "seconds": seconds,
         }
         return self._evaluator.processes.from_main(record)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.held_out import APPLIED, MODEL_NOTICES, TUNED_ON, WITH_GAIN, warning
-from cdpg.evaluation.metrics import COUNT_INFO, GAIN, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
+from cdpg.evaluation.metrics import COUNT_INFO, GAIN, GAIN_ESS, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
 from cdpg.evaluation.outcome import (
     Outcome,
     ideal_means,
@@ -36,7 +36,6 @@ from cdpg.evaluation.statistics import (
 )
 from cdpg.messages.terms import term
 from cdpg.target.divergence import kl_target_policy_pooled
-from cdpg.target.target import log_target
 
 BASE, TUNED = "base", "tuned"
 """The names of a run's two models in ``evaluation.json``."""
@@ -179,6 +178,19 @@ class Evaluation:
                 f"{contexts - counted:,} of {contexts:,} contexts have no satisfying sample of the base, and do not "
                 "count in the gain; a larger gain_draws finds more"
             )
+        weighted = self.about.get(GAIN_ESS)
+        if weighted is not None:
+            yield (
+                "the gain rests on weighted samples of the base, as no samples of a target with moments or rewards "
+                f"can be had by rejection: {weighted:.1f} effective ones in a context; it is biased towards 0 where "
+                "they are few, and a larger gain_draws makes it better"
+            )
+
+    def ideal_factors(self) -> dict[str, dict[str, float | None]]:
+        """The means of the target's moments and rewards under the ideal model, from the base's weighted samples."""
+        means, resamples = ideal_means(self.outcomes[BASE]), self._resamples()
+        names = self.outcomes[BASE].factors()
+        return {name: interval(mean_statistic(means[name]), resamples).to_mapping() for name in names}
 
     def _on_references(self) -> Iterator[str]:
         """A notice on contexts without a reference, if others have one."""
@@ -291,7 +303,7 @@ def _pooled(outcomes: Mapping[str, Outcome], scores: Scores) -> dict[str, Array]
     log_models: dict[str, list[Tensor]] = {name: [] for name in outcomes}
     for source, outcome in outcomes.items():
         log_a, log_q = outcome.table("log_a"), outcome.table("log_q")
-        log_p.append(log_target(log_a, outcome.table("b")))
+        log_p.append(outcome.table("log_p"))
         valid.append(outcome.table("valid"))
         for name in outcomes:
             own = log_q if name == source else log_a if name == BASE else scores[name, source]

@@ -17,6 +17,7 @@ from cdpg.config import CDPGConfig, read_yaml
 from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.results import BASE, TUNED
+from cdpg.jobs.factors import with_multipliers
 from cdpg.jobs.job import Inputs, Job
 from cdpg.jobs.running import evaluate_saved, make_evaluator, make_trainer
 from cdpg.messages.terms import term
@@ -198,6 +199,8 @@ def compare(
 
     All processes take part. Only the main one measures and writes; the others return None.
     """
+    # Runs of one comparison begin with the same λ of moments, and may fit it again: that of the first is used.
+    inputs = dataclasses.replace(inputs, constraints=with_multipliers(inputs.constraints, runs[0].folder))
     evaluator = make_evaluator(runs[0].job, inputs, frozenset(prompt_digests(inputs.tuning)))
     models = {run.name: _loader(run.folder.model, run.job.settings) for run in runs}
     evaluation = evaluate_saved(evaluator, models, job.task, command, signal)

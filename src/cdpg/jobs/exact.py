@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from cdpg.config import CDPGConfig, read_yaml
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.jobs.job import NEEDED, Job, prompting
+from cdpg.jobs.factors import with_multipliers
+from cdpg.jobs.job import Job, missing_inputs, prompting
 from cdpg.messages.terms import for_caller
 from cdpg.models.names import locate, require_model
 from cdpg.storage.json_files import mapping
@@ -47,7 +49,7 @@ class TunedRun:
         folder = RunFolder(path)
         values = _values(folder)
         job = Job.from_mapping(values)
-        constraints = [_constraint(name) for name in job.constraint]
+        constraints = with_multipliers([*map(_constraint, job.constraint), *_factors(job)], folder)
         for model in (str(folder.model), locate(job.model)):
             require_model(model)
         return cls(folder, values, job.model, constraints)
@@ -88,7 +90,7 @@ def _values(folder: RunFolder) -> dict[str, Any]:
     values = read_yaml(folder.config)
     if not folder.model.is_dir():
         raise UserError(f"the run {str(folder.path)!r} has no model yet: it is written at the end")
-    if values.get("task") is None and not all(values.get(key) for key in NEEDED):
+    if values.get("task") is None and missing_inputs(values):
         raise UserError(
             f"{str(folder.config)!r} does not name the base and the constraint, as of a run begun in Python: use "
             "cdpg.ExactSampler there"
@@ -96,9 +98,21 @@ def _values(folder: RunFolder) -> dict[str, Any]:
     return values
 
 
+def _factors(job: Job) -> list[Any]:
+    with _explained():
+        return job.factors()
+
+
 def _constraint(name: str) -> Any:
-    try:
+    with _explained():
         return load_constraint(name)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say why a function is needed that cannot be imported."""
+    try:
+        yield
     except UserError as error:
         what = for_caller("--exact judges samples", "samples of the ideal model are judged")
         raise UserError(f"{what} by the run's constraint, and {error}; start in the folder that has it") from error

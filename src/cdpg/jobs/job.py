@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
+from cdpg.constraints.factors import Moment, Reward, Tilt, parse_factor
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.chats import as_chats
 from cdpg.contexts.contexts import DEFAULT_COLUMN, Context, load_contexts
@@ -33,9 +34,22 @@ _log = logging.getLogger(__name__)
 _ORIGIN = "origin"
 """The key of the origin in a run's ``config.yaml``; not a setting."""
 NEEDED = ("model", "contexts", "constraint")
-"""Values that are required without a task."""
-_OF_A_TASK = ("task", "preset", "constraint", "contexts", "eval_contexts", "prompt_column", "prompt_prefix")
+"""Values that are required without a task; in place of the constraint a moment or a reward will do."""
+_FACTORS: dict[str, type[Moment] | type[Reward]] = {"moment": Moment, "reward": Reward}
+_OF_A_TASK = (
+    "task",
+    "preset",
+    "constraint",
+    "moment",
+    "reward",
+    "contexts",
+    "eval_contexts",
+    "prompt_column",
+    "prompt_prefix",
+)
 """Values of a job that belong to its task or override it."""
+_NO_CONSTRAINT = "none"
+"""The constraint of a task whose own is left out, for moments and rewards alone."""
 _FEW = 50
 """With fewer contexts, none are held out."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
@@ -63,7 +77,7 @@ class Job:
     model: str
     """An embedded model, a hub id or a folder."""
     constraint: tuple[str, ...]
-    """One or several ``module:function``."""
+    """One or several ``module:function``; none if there are only moments and rewards."""
     settings: CDPGConfig
     task: str | None = None
     """One of the package's tasks; it fills in values that are not given."""
@@ -77,6 +91,10 @@ class Job:
     """The column of the contexts that holds the prompt, or for a task the text that goes into it."""
     prompt_prefix: str | None = None
     """Text before every prompt; the task's own by default."""
+    moment: tuple[str, ...] = ()
+    """Moments of the target, ``module:function=mean``."""
+    reward: tuple[str, ...] = ()
+    """Rewards of the target, ``module:function=β``."""
     data_seed: int = 0
     """Seed for the choice of rows and of held-out contexts; separate from ``seed``, so that runs with different seeds
     are evaluated on the same contexts."""
@@ -85,8 +103,8 @@ class Job:
         """All values except the settings, in the form of :meth:`from_mapping`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del values["settings"]
-        values["constraint"] = list(self.constraint)
-        return {key: value for key, value in values.items() if value is not None}
+        values |= {key: list(values[key]) for key in ("constraint", *_FACTORS)}
+        return {key: value for key, value in values.items() if value is not None and (value or key not in _FACTORS)}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Job:
@@ -98,8 +116,7 @@ class Job:
         problems += not_texts
         if values.get("task") is not None and not not_texts:
             values = _filled_in(find_task(values["task"]), values)
-        needed = NEEDED if values.get("task") is None else ()
-        missing = [key for key in needed if not values.get(key)]
+        missing = missing_inputs(values) if values.get("task") is None else []
         if missing:
             problems.append(
                 f"{', '.join(missing)} must be given, by {', '.join(map(term, missing))} or in the file; "
@@ -107,10 +124,11 @@ class Job:
             )
         if problems:
             raise UserError("; ".join(problems))
-        constraint = values["constraint"]
         return cls(
             **{key: values[key] for key in _TEXTS if values.get(key) is not None},
-            constraint=(constraint,) if isinstance(constraint, str) else tuple(constraint),
+            constraint=tuple(name for name in _names(values.get("constraint")) if name != _NO_CONSTRAINT),
+            moment=_factor_texts("moment", values.get("moment")),
+            reward=_factor_texts("reward", values.get("reward")),
             settings=CDPGConfig.from_mapping({key: value for key, value in values.items() if key in FIELDS}),
             data_seed=_seed(values.get("data_seed", 0)),
         )
@@ -123,13 +141,18 @@ class Job:
         if to_tune:
             require_trackers(self.settings.report_to)
         locate(self.model)  # a misspelt name of an embedded model is refused before anything is loaded
-        constraints = [load_constraint(name) for name in self.constraint]
+        constraints = [load_constraint(name) for name in self.constraint] + self.factors()
         task = None if self.task is None else find_task(self.task)
         chat = self.settings.chat, self.settings.system
         tuning, held_out = (as_chats(part, *chat) for part in self._contexts(task, to_tune))
         if task is None:
             return Inputs(tuning, held_out, constraints, TextMeasure(), None)
         return Inputs(tuning, held_out, constraints, task.measure, task.stop)
+
+    def factors(self) -> list[Any]:
+        """The moments and rewards, their functions imported."""
+        given = [parse_factor(_FACTORS[key], text) for key in _FACTORS for text in getattr(self, key)]
+        return list(Tilt(given).factors)
 
     def _contexts(self, task: Task | None, to_tune: bool) -> tuple[list[Context], list[Context]]:
         """The contexts to tune on and the held-out contexts."""
@@ -184,8 +207,30 @@ class Job:
         return tuning, held_out
 
 
-_TEXTS = frozenset(field.name for field in dataclasses.fields(Job)) - {"constraint", "settings", "data_seed"}
+_TEXTS = frozenset(field.name for field in dataclasses.fields(Job)) - {
+    *("constraint", "settings", "data_seed"),
+    *_FACTORS,
+}
 """The values of a job that are texts."""
+
+
+def missing_inputs(values: Mapping[str, Any]) -> list[str]:
+    """Those of the values that a job without a task needs and that are not given."""
+    has_factor = any(values.get(key) for key in _FACTORS)
+    return [key for key in NEEDED if not values.get(key) and not (key == "constraint" and has_factor)]
+
+
+def _names(value: Any) -> list[str]:
+    """One name or several, as a list."""
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def _factor_texts(key: str, value: Any) -> tuple[str, ...]:
+    """Moments or rewards as ``module:function=number``; YAML may also map names to numbers."""
+    texts = [f"{name}={number}" for name, number in value.items()] if isinstance(value, Mapping) else _names(value)
+    for text in texts:
+        parse_factor(_FACTORS[key], text)  # refused here, with all that is wrong with the settings
+    return tuple(texts)
 
 
 def prompting(values: Mapping[str, Any]) -> tuple[str, StopRule | None]:
@@ -224,6 +269,11 @@ def _not_texts(values: Mapping[str, Any]) -> Iterator[str]:
     items = constraint if isinstance(constraint, (list, tuple)) else [constraint]
     if constraint is not None and not all(isinstance(item, str) for item in items):
         yield no_text("constraint", constraint, "module:function, or a list of those")
+    for key in _FACTORS:
+        given = values.get(key)
+        items = given if isinstance(given, (list, tuple)) else [given]
+        if given is not None and not isinstance(given, Mapping) and not all(isinstance(item, str) for item in items):
+            yield no_text(key, given, "module:function=number, or a list of those")
 
 
 def _seed(value: Any) -> int:
@@ -253,5 +303,5 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
         what = "is a folder" if config.is_dir() else "does not exist"
         raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings")
     values = read_yaml(config) if config is not None else {}
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None and value != []}
     return {**values, **given, **parse_overrides(overrides, _TEXTS)}

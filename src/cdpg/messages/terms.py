@@ -22,6 +22,8 @@ TERMS = {
     "contexts": ("--contexts", "train_dataset"),
     "eval_contexts": ("--eval-contexts", "eval_dataset"),
     "constraint": ("--constraint", "constraints"),
+    "moment": ("--moment", "constraints"),
+    "reward": ("--reward", "constraints"),
     "base": ("--base", "base"),
     "preset": ("--preset", "preset"),
     "jobs": ("--jobs", "jobs"),

@@ -89,14 +89,22 @@ class Method(ABC):
     """The settings of its own."""
     targets_p: ClassVar[bool] = False
     """Whether its optimum is the ideal model p."""
-    chooses_epoch: ClassVar[bool] = False
-    """Whether by default the model of the epoch with the largest gain is kept, if there are held-out contexts."""
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
     proposal: ClassVar[Literal["policy", "base"]] = "policy"
     """Which model draws its samples."""
     scores_every_sample: ClassVar[bool] = False
     """Whether the base must score the samples with b = 0 too. They are then drawn to their end (no pruning)."""
+
+    @property
+    def chooses_epoch(self) -> bool:
+        """Whether by default the model of the epoch with the largest gain is kept, if there are held-out contexts."""
+        return False
+
+    @property
+    def needs_positive_b(self) -> bool:
+        """Whether its divergence is infinite where a sample of the policy has b = 0."""
+        return False
 
     @property
     def differentiates_every_sample(self) -> bool:
@@ -124,6 +132,10 @@ class Method(ABC):
     def begin(self) -> State:
         """The state before the first epoch."""
         return {}
+
+    def retargeted(self, state: State) -> State:
+        """The state after λ of the target's moments has changed, without what was summed up of the earlier target."""
+        return state
 
     def make_module(self, policy: LanguageModel) -> nn.Module | None:
         """A module of its own, trained together with the policy."""

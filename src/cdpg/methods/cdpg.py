@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cdpg.config import MethodSettings
-from cdpg.methods.base import State, Style, WeightedMethod, register
+from cdpg.methods.base import EpochLoss, SampleLoss, State, Style, WeightedMethod, of_one_process, register
+from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others, refuse_zeros
 from cdpg.target import partition
+from cdpg.target.f_divergences import Divergence, pseudo_reward
 from cdpg.target.pooled import PooledPartition, Prior
 from cdpg.values import too_small
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from cdpg.methods.base import Total
+    from cdpg.models.base import LanguageModel
     from cdpg.rollout.rollout import Rollout
 
 
@@ -43,8 +48,19 @@ class CDPGSettings(MethodSettings):
     """Samples of the latest epochs that are kept for replay; the latest epoch is kept whole, however large it is. A
     sample takes 33 bytes and its context 16, a token of a satisfying sample 4 more."""
 
+    divergence: Divergence = "kl"
+    """What is minimised: KL(p, π), the default, keeps the diversity of p; Jensen-Shannon (``js``), total variation
+    (``tv``), χ²(p, π) (``chi2``), the α-divergence (``alpha``) and KL(π, p) (``reverse_kl``, only where b is never 0)
+    weigh precision against diversity differently."""
+    alpha: float = 0.5
+    """α of ``divergence: alpha``, between 0, which is KL(p, π), and 1, which is KL(π, p)."""
+
     def problems(self) -> Iterable[str]:
         yield from too_small(self, {"replay": 0, "replay_samples": 1})
+        if not 0 < self.alpha < 1:
+            yield (
+                f"alpha must lie between 0 and 1, not {self.alpha}: for the ends, set divergence to kl or reverse_kl"
+            )
 
 
 @register
@@ -53,7 +69,8 @@ class CDPG(WeightedMethod):
 
     With the exact Z_c the gradient is unbiased; with Ẑ_c from the same M samples its expectation at q = a is
     κ_c = 1 − (1 − Z_c)^M times the true gradient of the context. With ``partition: pooled``, Ẑ_c does not depend on the
-    sample that it divides (:mod:`cdpg.target.pooled`).
+    sample that it divides (:mod:`cdpg.target.pooled`). Divergences other than KL(p, π) have their own loss
+    (:mod:`cdpg.methods.f_divergence`).
     """
 
     name = label = "cdpg"
@@ -61,7 +78,6 @@ class CDPG(WeightedMethod):
     style = Style("#0b6fd8", "#5a97fa", "o")
     Settings: ClassVar[type[MethodSettings]] = CDPGSettings
     targets_p = True
-    chooses_epoch = True
     normalizes_per_context = True
     differentiates_from = OFTEN
 
@@ -70,11 +86,46 @@ class CDPG(WeightedMethod):
         return self.config.settings_of(CDPGSettings)
 
     @property
+    def chooses_epoch(self) -> bool:
+        return self.settings.divergence == "kl"  # of which the gain is: another optimum may have a small one
+
+    @property
+    def needs_positive_b(self) -> bool:
+        return self.settings.divergence == "reverse_kl"
+
+    @property
     def differentiates_every_sample(self) -> bool:
-        return self.settings.control_variate
+        return self.settings.control_variate or self.needs_positive_b
 
     def subtracts_control_variate(self, state: State) -> bool:
         return self.settings.control_variate and state.get("satisfying", 0.0) >= OFTEN
+
+    def epoch_loss(
+        self,
+        state: State,
+        rollout: Rollout,
+        policy: LanguageModel,
+        module: nn.Module | None = None,
+        total: Total = of_one_process,
+    ) -> EpochLoss:
+        if self.settings.divergence == "kl":
+            return super().epoch_loss(state, rollout, policy, module, total)
+        subtracts = self.subtracts_control_variate(state)
+        state = self.advance(state, rollout)
+        return EpochLoss(self._divergence_loss(rollout, state, subtracts), state, self.metrics(state))
+
+    def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
+        if self.settings.divergence == "kl":
+            return super().replay_loss(rollout, state)
+        return self._divergence_loss(rollout, state, False)
+
+    def _divergence_loss(self, rollout: Rollout, state: State, subtracts: bool) -> SampleLoss:
+        if self.needs_positive_b:
+            refuse_zeros(rollout)
+        reward = pseudo_reward(self.settings.divergence, self.settings.alpha)
+        log_z = self._log_z(rollout, state)
+        centred = subtracts or self.needs_positive_b
+        return DivergenceLoss(rollout, log_z, reward, mean_of_others(rollout, log_z, reward) if centred else None)
 
     @property
     def replay(self) -> int:
@@ -93,11 +144,14 @@ class CDPG(WeightedMethod):
         pooled = {"pool": PooledPartition().to_mapping(), "prior": None} if self._pools else {}
         return {"satisfying": 0.0, **pooled}
 
+    def retargeted(self, state: State) -> State:
+        return {**self.begin(), "satisfying": state["satisfying"]}
+
     def advance(self, state: State, rollout: Rollout) -> State:
         ratio = rollout.log_ratio.exp()
         counted = rollout.valid & ratio.isfinite()  # the step of any other sample is refused
         ratio = ratio.masked_fill(~counted, 0.0)
-        satisfying = int((ratio > 0).sum()) / max(1, int(counted.sum()))
+        satisfying = int((counted & (rollout.log_ratio > -math.inf)).sum()) / max(1, int(counted.sum()))
         if not self._pools:
             return {"satisfying": satisfying}
         pool = PooledPartition.from_mapping(state["pool"])
@@ -111,11 +165,15 @@ class CDPG(WeightedMethod):
         }
 
     def weights(self, rollout: Rollout, state: State) -> Tensor:
+        epsilon = rollout.epsilon(self.config.partition_epsilon)
+        return partition.weights(rollout.log_ratio, self._log_z(rollout, state), epsilon)
+
+    def _log_z(self, rollout: Rollout, state: State) -> Tensor:
+        """log Ẑ_c, ``[context]``, or for ``pooled`` of each sample, ``[context, sample]``."""
         if not self._pools:
-            return partition.weights(rollout.log_ratio, rollout.log_z, self.config.partition_epsilon)
+            return rollout.log_z
         prior = None if state["prior"] is None else Prior(**state["prior"])
-        log_z = PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
-        return partition.weights(rollout.log_ratio, log_z, self.config.partition_epsilon)
+        return PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
 
     def metrics(self, state: State) -> Mapping[str, float]:
         prior = state.get("prior")

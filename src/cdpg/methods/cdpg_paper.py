@@ -19,7 +19,10 @@ class PaperCDPG(CDPG):
     description = "conditional distributional policy gradients with the estimator of the paper"
     style = Style("#110022", "#aaff99", "D", (2.0, 1.0))
     Settings = MethodSettings
-    chooses_epoch = False
+
+    @property
+    def chooses_epoch(self) -> bool:
+        return False
 
     @property
     def settings(self) -> CDPGSettings:

@@ -40,10 +40,13 @@ class DPG(WeightedMethod):
             "count": state["count"] + int(rollout.valid.sum()),
         }
 
+    def retargeted(self, state: State) -> State:
+        return self.begin()
+
     def weights(self, rollout: Rollout, state: State) -> Tensor:
         z = running_mean(state)
         log_z = rollout.log_ratio.new_tensor(math.log(z) if z > 0 else -math.inf)
-        return partition.weights(rollout.log_ratio, log_z, self.config.partition_epsilon)
+        return partition.weights(rollout.log_ratio, log_z, rollout.epsilon(self.config.partition_epsilon))
 
     def metrics(self, state: State) -> Mapping[str, float]:
         return {"z_running": running_mean(state)}

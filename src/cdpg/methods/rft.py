@@ -31,9 +31,13 @@ def likelihood_weights(rollout: Rollout) -> Tensor:
     """w = b(x,c) / Σ_j b(x_j,c), scaled so that the epoch's loss is a mean over contexts; ``[context, sample]``.
 
     A loss divides by the number V of valid samples. The factor V/C, with C the number of contexts that have a
-    satisfying sample, makes of it ``−mean_c Σ_j b_j log π(x_j|c) / Σ_j b_j``, the mean over these C contexts.
+    satisfying sample, makes of it ``−mean_c Σ_j b_j log π(x_j|c) / Σ_j b_j``, the mean over these C contexts. Moments
+    and rewards multiply b; the weights are then importance weights of the base's samples, normalised to sum to 1.
     """
     b = rollout.b.where(rollout.valid, rollout.b.new_zeros(()))
+    if rollout.log_tilt is not None:
+        log_w = b.log() + rollout.log_tilt
+        b = (log_w - log_w.amax(dim=1, keepdim=True).clamp(min=-1e300)).exp()
     total = b.sum(dim=1, keepdim=True)
     covered = total > 0
     scale = int(rollout.valid.sum()) / max(1, int(covered.sum()))

@@ -8,8 +8,8 @@ the context is κ_c times the true one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cdpg.methods import METHODS
@@ -57,6 +57,8 @@ class ProbeStatistics:
     workers: int
     evaluations: float = 0.0
     """Share of the run's time spent on evaluations."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Means of the target's moments and rewards over the satisfying samples, by name."""
 
     @property
     def satisfaction(self) -> float:
@@ -166,7 +168,7 @@ def _on_failures(stats: ProbeStatistics) -> list[Advice]:
 def _on_partition(stats: ProbeStatistics) -> list[Advice]:
     if not any(stats.hits):
         return [_nothing_satisfies(stats)]
-    if stats.satisfaction >= _NEARLY_ALL:
+    if stats.satisfaction >= _NEARLY_ALL and not stats.factors:
         return [
             Advice(
                 "careful",

@@ -106,7 +106,18 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     pace = Pace(sampling, constraint, *_time_scoring(base, samples, verdicts, config))
     differentiate_largest_pass(base, prompts, config)
     memory_use = MemoryUse.of(base, start, peak)
-    return _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, memory_use)
+    found = _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, memory_use)
+    stats = dataclasses.replace(found.stats, factors=_factor_means(judge, verdicts))
+    return dataclasses.replace(found, stats=stats)
+
+
+def _factor_means(judge: Judge, verdicts: Verdicts) -> dict[str, float]:
+    """The means of moments and rewards over the satisfying samples, by name; empty if there are none."""
+    rows = [row for row, b in enumerate(verdicts.b) if b > 0]
+    return {
+        name: sum(verdicts.features[row][place] for row in rows) / len(rows)
+        for place, name in enumerate(judge.tilt.names if rows else ())
+    }
 
 
 def _judge(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:

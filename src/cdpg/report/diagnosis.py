@@ -11,7 +11,16 @@ from collections.abc import Iterator
 
 from cdpg.evaluation.metrics import POOLED
 from cdpg.report.folders import Run
-from cdpg.report.outcome_rules import SPENT, diversity_lost, far_from_base, farther, length_changed, moved_away, no_gain
+from cdpg.report.outcome_rules import (
+    GAIN,
+    SPENT,
+    diversity_lost,
+    far_from_base,
+    farther,
+    length_changed,
+    moved_away,
+    no_gain,
+)
 from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, collect_remarks
 from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
@@ -31,6 +40,8 @@ from cdpg.storage.json_files import mapping, sequence
 
 _OWN = "kl_target_policy"
 
+_TILTED = "the target has moments or rewards, of which satisfaction says nothing"
+
 
 def diagnose(study: Study) -> Diagnosis:
     """All remarks on all models."""
@@ -47,7 +58,10 @@ def _of_model(study: Study, model: str) -> Iterator[Remark]:
     starved = any(isinstance(remark, Finding) for remark in nothing)
     if not starved:  # which would explain it
         satisfaction = study.beside_base(model, "satisfaction")
-        yield from no_gain(label, satisfaction.base, satisfaction.change)
+        if run is not None and _is_tilted(run):
+            yield Unjudged(label, GAIN, _TILTED)
+        else:
+            yield from no_gain(label, satisfaction.base, satisfaction.change)
     yield from _of_distance(study, model, method)
     for name, rule in (("length", length_changed), ("distinct_2", diversity_lost)):
         yield from rule(label, *ratios_to_ideal(study, model, name))
@@ -82,6 +96,9 @@ def _of_distance(study: Study, model: str, method: str) -> Iterator[Remark]:
         yield from farther(label, method, base, last, None, " at the last evaluation of the run", chosen)
     else:
         yield from farther(label, method, ideal.base, ideal.tuned, ideal.change, chosen=chosen)
+    if run is not None and _is_tilted(run):
+        yield Unjudged(label, SPENT, _TILTED)
+        return
     if run is not None and _is_soft(run):
         yield Unjudged(label, SPENT, "the constraint gives values between 0 and 1, and the rule is for yes or no")
         return
@@ -123,6 +140,12 @@ def _ends_above_base(run: Run) -> bool:
     """Whether the tuned model is farther from the ideal model than the base, by the pool of the final evaluation."""
     base, tuned = (interval(mapping(run.evaluation.get(model)).get(POOLED)) for model in (BASE_NAME, "tuned"))
     return base is not None and tuned is not None and tuned.mean > base.mean
+
+
+def _is_tilted(run: Run) -> bool:
+    """Whether the target has moments or rewards."""
+    names = sequence(mapping(run.config.get("origin")).get("constraints"))
+    return any(isinstance(name, str) and name.startswith(("moment ", "reward ")) for name in names)
 
 
 def _is_soft(run: Run) -> bool:

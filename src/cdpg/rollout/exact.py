@@ -78,6 +78,8 @@ class ExactSamples:
     """Samples of the tuned model that were drawn to accept from, with a verdict."""
     pilot: int
     """Samples of the pilot with a verdict."""
+    is_tilted: bool = False
+    """Whether the target has moments or rewards: Z is then no share of the base."""
 
     @property
     def texts(self) -> list[str]:
@@ -86,11 +88,11 @@ class ExactSamples:
 
 
 class ExactSampler:
-    """Draws samples of p_c ∝ a(x|c) · b(x,c), with a tuned model as the proposal.
+    """Draws samples of p_c ∝ a(x|c) · b(x,c) · exp(λφ + r/β), with a tuned model as the proposal.
 
     ``model`` is the tuned model and ``base`` the one it was tuned from, each by name or loaded; ``constraints`` are
-    those that it was tuned for; of ``args`` the length limit, the seed and the limits of checks count. ``stop`` ends
-    sequences as it did in training.
+    those that it was tuned for, moments with their λ; of ``args`` the length limit, the seed and the limits of checks
+    count. ``stop`` ends sequences as it did in training.
     """
 
     @shows_notices
@@ -106,6 +108,7 @@ class ExactSampler:
     ) -> None:
         self.config = CDPGConfig.of(args).replace(num_generations=_ROUND, batch_size=None)
         self.judge = Judge(constraints, Limits.of(self.config))  # first: it may fork
+        self.judge.tilt.require_fitted()
         self.policy = model if isinstance(model, LanguageModel) else load_model(model, self.config, processing_class)
         self.base = load_base(base, self.config)
         processes = Processes(make_accelerator(self.config))
@@ -129,7 +132,8 @@ class ExactSampler:
             f"by {len(ratios):,} draws β is {math.exp(log_beta):.4g}: of those to come {expected:.1%} should be taken"
         )
         samples, drawn = self._accept(prompt, log_beta, number, least, math.ceil(_MOST * number / expected))
-        return ExactSamples(samples, summarize_rejection(drawn, log_beta), len(drawn), len(ratios))
+        summary = summarize_rejection(drawn, log_beta)
+        return ExactSamples(samples, summary, len(drawn), len(ratios), bool(self.judge.tilt.factors))
 
     def close(self) -> None:
         """End the worker processes; ``sample`` starts new ones."""

@@ -26,6 +26,8 @@ from cdpg.system.distributed import Processes
 
 _TABLES = ("b", "valid", "log_q", "log_a", "lengths")
 """``[visit, sample]`` tensors of a rollout that are kept."""
+_FEATURES = "features"
+"""``[visit, sample, factor]``: the same, if the target has moments or rewards."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class ReplayBuffer:
         per_context = rollout.b.shape[1]
         own = [rollout.samples.token_ids(*divmod(row, per_context)) for row in own_rows]
         new = torch.tensor([token for ids in processes.gather(own) for token in ids], dtype=torch.int32)
+        if rollout.is_tilted:  # those of failing samples are not used, and may be NaN
+            tables[_FEATURES] = rollout.features.where(kept[..., None], rollout.features.new_zeros(()))
         grown = ReplayBuffer(
             self.capacity,
             torch.cat([self.indices, torch.tensor(rollout.indices, dtype=torch.long)]),
@@ -86,9 +90,17 @@ class ReplayBuffer:
         return covered[order].sort().values
 
     def rollout(
-        self, visits: Tensor, contexts: Sequence[Context], prompts: Sequence[PromptTokens], processes: Processes
+        self,
+        visits: Tensor,
+        contexts: Sequence[Context],
+        prompts: Sequence[PromptTokens],
+        processes: Processes,
+        coefficients: tuple[float, ...] = (),
     ) -> Rollout:
-        """Some visits as the record of an epoch; ``contexts`` and ``prompts`` are those of the run."""
+        """Some visits as the record of an epoch; ``contexts`` and ``prompts`` are those of the run.
+
+        ``coefficients`` are the present ones of the target's moments and rewards.
+        """
         tables = {name: table[visits] for name, table in self.tables.items()}
         share = processes.share(len(visits))
         own = visits[share.start : share.stop]
@@ -114,6 +126,9 @@ class ReplayBuffer:
             token_log_a=torch.zeros(0, dtype=torch.float64),
             first_context=share.start,
             indices=tuple(chosen),
+            features=tables.get(_FEATURES, torch.zeros(0, dtype=torch.float64)),
+            coefficients=coefficients,
+            factor_names=tuple(f"factor_{place}" for place in range(1, len(coefficients) + 1)),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -126,7 +141,7 @@ class ReplayBuffer:
         """What :meth:`tensors` gave."""
         if not tensors:
             return ReplayBuffer(self.capacity)
-        tables = {name: tensors[name] for name in _TABLES}
+        tables = {name: tensors[name] for name in (*_TABLES, _FEATURES) if name in tensors}
         return ReplayBuffer(self.capacity, tensors["indices"], tensors["epochs"], tables, tensors["tokens"])
 
     def _token_counts(self) -> Tensor:

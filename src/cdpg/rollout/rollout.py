@@ -54,16 +54,50 @@ class Rollout:
     """``[context, sample]``, or one for all: whether it was ended early, since b = 0 whatever follows. Its log q and
     its length are those of the tokens drawn."""
 
+    features: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    """``[context, sample, factor]``: the values of the target's moments and rewards, NaN without one; empty if the
+    target has none."""
+    coefficients: tuple[float, ...] = ()
+    """``[factor]``: what each is multiplied by in log P, λ or 1/β."""
+    factor_names: tuple[str, ...] = ()
+    """``[factor]``: their names in files."""
+
     @property
     def inapplicable(self) -> Tensor:
         """``[context, sample]``: whether no constraint applies."""
         return ~self.valid & ~self.failed
 
+    @property
+    def is_tilted(self) -> bool:
+        """Whether the target has moments or rewards: Z_c may then have any scale."""
+        return bool(self.coefficients)
+
+    @cached_property
+    def log_tilt(self) -> Tensor | None:
+        """Σ λφ + Σ r/β, ``[context, sample]``, 0 where b = 0 or there is no verdict; None without such factors."""
+        if not self.is_tilted:
+            return None
+        tilt = (self.features * self.features.new_tensor(self.coefficients)).sum(dim=2)
+        return tilt.where((self.b > 0) & self.valid, tilt.new_zeros(()))
+
+    @cached_property
+    def log_p(self) -> Tensor:
+        """log P_c(x), ``[context, sample]``; −∞ where b = 0."""
+        return log_target(self.log_a, self.b, self.log_tilt)
+
     @cached_property
     def log_ratio(self) -> Tensor:
         """log P_c(x)/q(x|c), ``[context, sample]``; −∞ where b = 0 or there is no verdict."""
-        ratio = log_target(self.log_a, self.b) - self.log_q
+        ratio = self.log_p - self.log_q
         return ratio.masked_fill(~self.valid, -math.inf)
+
+    def by_factor(self) -> dict[str, Tensor]:
+        """The values of each moment and reward, ``[context, sample]``, by name."""
+        return dict(zip(self.factor_names, self.features.unbind(dim=2), strict=True)) if self.is_tilted else {}
+
+    def epsilon(self, epsilon: float) -> float:
+        """ε in the divisor of the weights: none where Z_c may be far smaller than ε, and is never 0 in a divisor."""
+        return 0.0 if self.is_tilted else epsilon
 
     @cached_property
     def log_z(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ class Checked:
     inapplicable: list[int]
     """Rows of the flattened ``b`` to which no constraint applies."""
     exhausted: Counter[str]
+    features: Tensor
+    """``[context, sample, factor]``: the values of moments and rewards; NaN without one."""
 
     @property
     def failed(self) -> Tensor:
@@ -117,8 +120,9 @@ class Sampler:
         lengths = samples.lengths.double()
         verdicts = [b, checked.valid.to(b), checked.failed.to(b)]
         numbers = [samples.log_q, token_log_a.sum(dim=2), lengths, samples.pruned.double()]
-        table = torch.stack([*verdicts, *numbers], dim=2)
+        table = torch.stack([*verdicts, *numbers, *checked.features.unbind(dim=2)], dim=2)
         joined = self.processes.join(table, share, len(contexts)).unbind(dim=2)
+        features = torch.stack(joined[7:], dim=2) if len(joined) > 7 else torch.zeros(0, dtype=torch.float64)
         return Rollout(
             number=number,
             b=joined[0],
@@ -134,6 +138,9 @@ class Sampler:
             indices=tuple(indices),
             checks=self._counted(checked),
             failures=checked.failures,
+            features=features,
+            coefficients=self.judge.tilt.coefficients,
+            factor_names=tuple(self.judge.tilt.names),
         )
 
     def _sample(
@@ -174,17 +181,23 @@ class Sampler:
         return samples, checked
 
     def _tabulate(self, chunks: Sequence[Chunk], pending: Sequence[Pending], contexts: int) -> Checked:
+        factors = len(self.judge.tilt.factors)
         b = torch.zeros(contexts * self.config.num_generations, dtype=torch.float64)
+        features = torch.full((len(b), factors), math.nan, dtype=torch.float64)
         failures: dict[int, CheckFailure] = {}
         inapplicable: list[int] = []
         exhausted: Counter[str] = Counter()
         for chunk, verdicts in zip(chunks, self.judge.collect_all(pending), strict=True):
-            b[torch.tensor(chunk.row, dtype=torch.long)] = torch.tensor(verdicts.b, dtype=torch.float64)
+            rows = torch.tensor(chunk.row, dtype=torch.long)
+            b[rows] = torch.tensor(verdicts.b, dtype=torch.float64)
+            if factors:
+                features[rows] = torch.tensor(verdicts.features, dtype=torch.float64).view(len(rows), factors)
             failures |= {chunk.row[place]: failure for place, failure in verdicts.failures.items()}
             inapplicable += [chunk.row[place] for place in verdicts.inapplicable]
             exhausted += verdicts.exhausted
         table = b.view(contexts, self.config.num_generations)
-        return Checked(table, dict(sorted(failures.items())), sorted(inapplicable), exhausted)
+        by_context = features.view(contexts, self.config.num_generations, factors)
+        return Checked(table, dict(sorted(failures.items())), sorted(inapplicable), exhausted, by_context)
 
     def _counted(self, checked: Checked) -> dict[str, int]:
         """Failed and exhausted checks by kind, over all processes; kinds that did not occur are left out."""

@@ -120,11 +120,15 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float],
         ("longest completion", f"{_code(settings.get('max_completion_length', ''))} tokens"),
         ("text before every prompt", _code(settings["prompt_prefix"]) if settings.get("prompt_prefix") else ""),
     ]
+    tilted = any(str(name).startswith(("moment ", "reward ")) for name in origin.get("constraints") or ())
     return (
-        "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c): the distribution that always satisfies the constraint b "
-        "and is otherwise as close as possible to the base a.\n\n"
-        + _table(("", ""), [(name, value) for name, value in rows if value])
-    )
+        "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c)·exp(λ·φ(x,c) + r(x,c)/β): the distribution that always "
+        "satisfies the constraint b, has the asked-for means of the moments φ, weighs the rewards r at their price "
+        "β, and is otherwise as close as possible to the base a.\n\n"
+        if tilted
+        else "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c): the distribution that always satisfies the "
+        "constraint b and is otherwise as close as possible to the base a.\n\n"
+    ) + _table(("", ""), [(name, value) for name, value in rows if value])
 
 
 def _adapters(settings: Mapping[str, Any]) -> str:
@@ -261,8 +265,10 @@ def _scope(evaluation: Mapping[str, Any]) -> str:
 
 
 def _constraints(settings: Mapping[str, Any]) -> str:
-    given = settings.get("constraint") or mapping(settings.get("origin")).get("constraints") or []
-    names = [given] if isinstance(given, str) else list(given)
+    named = [settings.get(key) or [] for key in ("constraint", "moment", "reward")]
+    judging, moments, rewards = ([given] if isinstance(given, str) else list(given) for given in named)
+    names = [*judging, *(f"moment {name}" for name in moments), *(f"reward {name}" for name in rewards)]
+    names = names or list(mapping(settings.get("origin")).get("constraints") or [])
     return " and ".join(_code(name) for name in names) or "a constraint"
 
 

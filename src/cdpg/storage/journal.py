@@ -53,6 +53,10 @@ class Journal:
         """Write which model the run ends with, and its gain on the contexts set aside."""
         write_json(self._folder.kept, {"keep": keep, "epoch": epoch, "gain_validation": gain})
 
+    def describe_moments(self, fits: Mapping[str, Any]) -> None:
+        """Write the multipliers of the target's moments, and what they were fitted to."""
+        write_json(self._folder.moments, fits)
+
     def begin(self, checkpoint: Checkpoint | None, config: CDPGConfig) -> None:
         """Cut the logs at the checkpoint of a resumed run, or empty them for a new run."""
         files.tidy(self._folder.checkpoints)

@@ -69,6 +69,6 @@ def _left_behind(folder: RunFolder) -> Iterator[Path]:
     """The files of a run. The configuration is last: without it nothing is overwritten."""
     yield from folder.checkpoints.glob("epoch-*")
     yield from folder.nonfinite.glob("epoch-*.json")
-    yield from (folder.metrics, folder.samples, folder.evaluations, folder.failures)
+    yield from (folder.metrics, folder.samples, folder.evaluations, folder.failures, folder.moments)
     yield from (folder.evaluation, folder.ideal_samples, folder.model, folder.kept, folder.report)
     yield from (folder.tuned_on, folder.config)

@@ -78,6 +78,11 @@ class RunFolder:
         return self.path / "kept.json"
 
     @property
+    def moments(self) -> Path:
+        """λ of the target's moments, and what it was fitted to; only if there are moments."""
+        return self.path / "moments.json"
+
+    @property
     def nonfinite(self) -> Path:
         """Folder of batches whose loss or gradient was not finite, kept for inspection."""
         return self.path / "nonfinite"
@@ -131,7 +136,8 @@ class RunFolder:
         """Refuse links: nothing that a run writes may end outside its folder."""
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
-            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.kept, self.path / ".lock"),
+            *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.kept, self.moments),
+            self.path / ".lock",
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):

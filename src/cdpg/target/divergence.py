@@ -51,6 +51,26 @@ def mean_by_context(
     return sums[0] / sums[1]
 
 
+def weighted_mean_by_context(
+    values: Tensor,
+    log_weight: Tensor,
+    owners: Tensor,
+    every: tuple[Tensor, Tensor],
+    contexts: int,
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Tensor:
+    """The same with self-normalised weights, exp(``log_weight``) over their sum in the context.
+
+    ``every`` has log weights and owners of the samples of all processes. With samples of the base that were accepted
+    with probability b and the weights exp(λφ + r/β) it estimates the mean under p_c, with a bias of order 1/n.
+    """
+    log_sums = torch.full((contexts,), -math.inf, dtype=values.dtype)
+    for context in every[1].unique().tolist():
+        log_sums[context] = every[0][every[1] == context].logsumexp(dim=0)
+    sums = values.new_zeros(contexts).index_add_(0, owners, values * (log_weight - log_sums[owners]).exp())
+    return total(sums).masked_fill(log_sums == -math.inf, math.nan)
+
+
 def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:
     """KL(p_c, π_k) of each model k from one pool of samples of all models; NaN if no sample of the pool satisfies.
 

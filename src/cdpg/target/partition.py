@@ -25,11 +25,22 @@ def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
 def weights(log_ratio: Tensor, log_z: Tensor, epsilon: float) -> Tensor:
     """P_c(x) / ((Z + ε) q(x|c)), ``[context, sample]``, for Z per sample, per context (``[context]``) or one for all.
 
-    A context without a satisfying sample has weights 0 and stays in the mean.
+    A context without a satisfying sample has weights 0 and stays in the mean. With ε = 0 everything stays in log space:
+    Z may have any scale, as with moments and rewards.
     """
+    if epsilon == 0:
+        log_weight = log_ratio - (log_z[:, None] if log_z.dim() == 1 else log_z)
+        return log_weight.exp().masked_fill(log_ratio == -math.inf, 0.0)
     z = log_z.exp() + epsilon
     weight = log_ratio.exp() / (z[:, None] if z.dim() == 1 else z)
     return weight.masked_fill(log_ratio == -math.inf, 0.0)
+
+
+def effective_numbers(log_ratio: Tensor, valid: Tensor) -> Tensor:
+    """(Σw)²/Σw² of each context, ``[context]``; NaN where no sample satisfies."""
+    log_w = log_ratio.masked_fill(~valid, -math.inf)
+    weight = (log_w - log_w.amax(dim=1, keepdim=True)).exp()  # of any scale
+    return weight.sum(dim=1).square() / weight.square().sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     noise = sampling_noise(ratio[several], valid[several], z[several], count[several])
     within = float(noise.mean()) if len(noise) else None
     between = None if within is None else float(without_noise(variance, within))
-    ess = ratio[covered].sum(dim=1).square() / ratio[covered].square().sum(dim=1) / count[covered]
+    ess = effective_numbers(log_ratio[judged][covered], valid[covered]) / count[covered]
     return PartitionSummary(
         mean=mean,
         nstd=variance**0.5 / mean if mean > 0 else None,

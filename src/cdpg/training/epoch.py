@@ -69,7 +69,8 @@ class Epoch:
                 f"max_grad_norm; the batch is in {str(self._parts.folder.nonfinite)!r}, the checkpoints are those from "
                 "before"
             )
-        return summary, replace(state, method=summary.state, replay=buffer)
+        state = replace(state, method=summary.state, replay=buffer)
+        return summary, self._parts.target_fit.after_epoch(rollout, state, self._config)
 
     def _remembered(self, rollout: Rollout, state: RunState) -> ReplayBuffer:
         """The samples for replay, with those of this epoch unless its weights are not finite: it has no step then."""
@@ -81,7 +82,7 @@ class Epoch:
         parts = self._parts
         if not parts.method.replay:
             return None
-        of_run = (parts.contexts, parts.prompts, self._config, parts.processes)
+        of_run = (parts.contexts, parts.prompts, self._config, parts.processes, parts.judge.tilt.coefficients)
         return Replay(buffer, parts.method.replay, parts.method, *of_run)
 
     def validate(self, state: RunState) -> tuple[float | None, RunState]:
@@ -90,7 +91,10 @@ class Epoch:
         gains = parts.validation.gains(self._config.tokens_per_pass)
         if gains is None or state.best is None:
             return None, state
-        best = parts.validation.better(state.best, self._number, gains)
+        if state.moments and state.moments[-1].epoch == self._number:  # gains of another target do not compare
+            best = parts.validation.of_policy(self._number, gains)
+        else:
+            best = parts.validation.better(state.best, self._number, gains)
         self._watch.lap("validation")
         return float(gains.mean()), replace(state, best=best)
 

@@ -26,9 +26,11 @@ _GROWN = 1.2
 class RunNotices:
     """Logs the notices of a run."""
 
-    def __init__(self, failures: FailureLog, samples_per_context: int) -> None:
+    def __init__(self, failures: FailureLog, samples_per_context: int, is_tilted: bool = False) -> None:
+        """``is_tilted``: the target has moments or rewards, so that there is more to gain than satisfaction."""
         self._failures = failures
-        self._watches = (StarvationWatch(samples_per_context), PlentyWatch())
+        starved = StarvationWatch(samples_per_context)
+        self._watches = (starved,) if is_tilted else (starved, PlentyWatch())
         self._reported_memory: dict[str, int] = {}
 
     def of_epoch(self, record: Mapping[str, Any]) -> None:

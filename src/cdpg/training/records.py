@@ -11,7 +11,6 @@ from cdpg.models.rng import UniformStream
 from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_target_policy, mean_over_covered
 from cdpg.target.partition import summarize_partition
-from cdpg.target.target import log_target
 from cdpg.training.optimization import StepSummary
 
 OF_BASE = {"samples_of_base": True, "kl_target_policy": None}
@@ -24,9 +23,7 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
     A pruned sample has b = 0 and no length of its own.
     """
     partition = summarize_partition(rollout.log_ratio, rollout.valid)
-    kl, _ = mean_over_covered(
-        kl_target_policy(log_target(rollout.log_a, rollout.b), rollout.log_q, rollout.valid, epsilon)
-    )
+    kl, _ = mean_over_covered(kl_target_policy(rollout.log_p, rollout.log_q, rollout.valid, rollout.epsilon(epsilon)))
     return {
         "epoch": rollout.number,
         "satisfaction": _mean(rollout.b[rollout.valid]),
@@ -51,8 +48,16 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
         "checks_failed": int(rollout.failed.sum()),
         "checks_exhausted": sum(count for kind, count in rollout.checks.items() if kind.startswith("exhausted_")),
         **{f"checks_{kind}": count for kind, count in rollout.checks.items()},
+        **factor_means(rollout),
         **summary.metrics,
     }
+
+
+def factor_means(rollout: Rollout) -> dict[str, float | None]:
+    """The means of the target's moments and rewards over the valid samples that were drawn to their end, by name."""
+    counted = rollout.valid & ~rollout.pruned
+    means = {name: values[counted] for name, values in rollout.by_factor().items()}
+    return {name: _mean(values[~values.isnan()]) for name, values in means.items()}
 
 
 def sample_records(rollout: Rollout, count: int, seed: int) -> list[dict[str, Any]]:
@@ -112,6 +117,7 @@ def numbers_of_sample(rollout: Rollout, row: int) -> dict[str, float]:
     """All factors of the weight of one of this process's samples; some may be infinite or NaN."""
     tensors = {
         "b": rollout.b,
+        **rollout.by_factor(),
         "log_q": rollout.log_q,
         "log_a": rollout.log_a,
         "log_z": rollout.log_z[:, None].expand_as(rollout.b),

@@ -35,6 +35,8 @@ class Replay:
     prompts: Sequence[PromptTokens]
     config: CDPGConfig
     processes: Processes
+    coefficients: tuple[float, ...] = ()
+    """Those of the target's moments and rewards."""
 
     def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
         """Visits with a satisfying sample, a quarter as many a batch as an ordinary one has contexts.
@@ -50,7 +52,7 @@ class Replay:
             chosen = self.buffer.choose(visits, uniforms)
             if not len(chosen):
                 return
-            past = self.buffer.rollout(chosen, self.contexts, self.prompts, self.processes)
+            past = self.buffer.rollout(chosen, self.contexts, self.prompts, self.processes, self.coefficients)
             loss = self.method.replay_loss(past, state)
             divisor = loss.normalizer / self.buffer.covered_share
             yield Batch(loss, past, torch.arange(past.b.numel()), divisor, replayed=True)

@@ -12,6 +12,7 @@ from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import UserError
 from cdpg.storage import provenance, schedule, usage
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
+from cdpg.storage.overwriting import require_place
 from cdpg.system.distributed import tracker_config
 from cdpg.training.callbacks import Callbacks, history
 from cdpg.training.notices import log_all
@@ -20,6 +21,15 @@ from cdpg.training.setup import Parts
 from cdpg.training.state import RunState
 
 _log = logging.getLogger(__name__)
+
+
+def begin_target(parts: Parts, state: RunState, resume: bool | str | Path | None, config: CDPGConfig) -> RunState:
+    """Fit the target's moments unless a checkpoint has them; what is wrong with them shows before a file is written."""
+    if state.moments or not parts.target_fit.looks_first or (resume and kept_epochs(parts.folder.checkpoints)):
+        return state
+    if parts.is_main and not resume:
+        require_place(parts.folder, config.overwrite_output_dir, parts.sources)
+    return replace(state, moments=parts.target_fit.begin(config))
 
 
 def checkpoint_to_resume(parts: Parts, resume: bool | str | Path | None, has_trained: bool) -> Checkpoint | None:
@@ -42,7 +52,9 @@ def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[
     parts.trainable.restore(checkpoint)
     _log.info(f"continuing after epoch {checkpoint.epoch}")
     parts.processes.wait()  # no process may still read what is removed next
-    return config, RunState.of(checkpoint, parts.method, parts.trainable.divided)
+    state = RunState.of(checkpoint, parts.method, parts.trainable.divided)
+    parts.target_fit.restore(state)
+    return config, state
 
 
 def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConfig, keep: bool) -> None:
@@ -59,7 +71,11 @@ def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConf
 
 
 def begin_validation(parts: Parts, state: RunState, config: CDPGConfig, done: int, session: Session) -> RunState:
-    """Draw the samples on which the model to keep is chosen; before the first epoch the base is the best model."""
+    """Draw the samples on which the model to keep is chosen; before the first epoch the base is the best model.
+
+    The multipliers of the target's moments are written, since all figures depend on them.
+    """
+    parts.target_fit.describe(state)
     session.progress.working("sampling the ideal model for the contexts set aside")
     check_stop = partial(session.raise_if_stopped_after, done)
     parts.validation.begin(config, check_stop)

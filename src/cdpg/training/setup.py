@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn, optim
 
 from cdpg.config import FIELDS, CDPGConfig
+from cdpg.constraints.factors import describe
 from cdpg.constraints.judge import Constraints, Judge, name_of
 from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
 from cdpg.contexts.contexts import Context, load_contexts
@@ -37,6 +38,7 @@ from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system.distributed import Processes, make_accelerator, processes_here
 from cdpg.training.failures import FailureLog
+from cdpg.training.moments import TargetFit
 from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.training.state import RunState
@@ -75,6 +77,8 @@ class Parts:
     trainable: Trainable
     stream: ContextStream
     sampler: Sampler
+    target_fit: TargetFit
+    """Fits λ of the target's moments."""
     folder: RunFolder
     origin: Mapping[str, Any]
     """What ``config.yaml`` says of the run's origin."""
@@ -138,7 +142,7 @@ def set_up(
     origin = provenance.origin(
         model=model if isinstance(model, str) else provenance.model_name(policy.module),
         policy=policy.module, base=base.module, contexts=everything, prompts=all_prompts, held_out=eval_contexts,
-        constraints=[name_of(constraint) for constraint in judge.constraints],
+        constraints=[*map(name_of, judge.constraints), *map(describe, judge.tilt.factors)],
         stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
         sampling=usage.facts(policy, config, everything, stop),
     )  # fmt: skip
@@ -151,15 +155,16 @@ def set_up(
     failures = FailureLog(folder.failures, config.check_failures, processes)
     from_base = method.proposal == "base"
     sampler = Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base)
+    journal = Journal(folder, trainable, origin)
     return Parts(
         judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
         prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
         stream=ContextStream(contexts, config.seed), sampler=sampler,
         validation=Validation(sampler, policy, trainable, *aside), keeps_best=best and bool(aside[0]),
-        journal=Journal(folder, trainable, origin),
+        journal=journal, target_fit=TargetFit(sampler, method, everything, all_prompts, journal),
         evaluations=PolicyEvaluations(evaluator, policy, about),
-        notices=RunNotices(failures, config.num_generations),
+        notices=RunNotices(failures, config.num_generations, bool(judge.tilt.factors)),
         sources=_sources(model, train_dataset, eval_dataset, *inputs.values()),
     )  # fmt: skip
 

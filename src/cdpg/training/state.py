@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from cdpg.methods.base import Method, State
+from cdpg.rollout.moments import Fitted, MomentBuffer
 from cdpg.rollout.replay import ReplayBuffer
 from cdpg.storage.checkpoints import Checkpoint
 from cdpg.training.validation import Best
@@ -22,6 +23,10 @@ class RunState:
     replay: ReplayBuffer
     best: Best | None = None
     """The model to keep, by the gain on the contexts set aside; None without such contexts."""
+    moments: tuple[Fitted, ...] = ()
+    """The fits of the target's moments, the present one last; empty if it has none."""
+    recent: MomentBuffer = field(default_factory=MomentBuffer)
+    """Samples to fit them again."""
 
     @classmethod
     def begin(cls, method: Method) -> RunState:
@@ -43,6 +48,8 @@ class RunState:
             None
             if best is None
             else Best(best["epoch"], best["gain"], held(checkpoint.tensors["best"]), tuple(best["peak"])),
+            tuple(map(Fitted.from_mapping, checkpoint.state.get("moments", ()))),
+            MomentBuffer(checkpoint.tensors.get("moments", {})),
         )
 
     def is_improving(self, epoch: int) -> bool:
@@ -56,11 +63,12 @@ class RunState:
         """What a checkpoint stores as JSON."""
         best = self.best
         kept = None if best is None else {"epoch": best.epoch, "gain": best.gain, "peak": list(best.peak)}
-        return {"objective": dict(self.method), "best": kept}
+        moments = {"moments": [fitted.to_mapping() for fitted in self.moments]} if self.moments else {}
+        return {"objective": dict(self.method), "best": kept, **moments}
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint stores as tensors, by file."""
-        found: dict[str, Mapping[str, Tensor]] = {"replay": self.replay.tensors()}
+        found: dict[str, Mapping[str, Tensor]] = {"replay": self.replay.tensors(), "moments": self.recent.tables}
         if self.best is not None:
             found["best"] = self.best.weights
         return {name: tensors for name, tensors in found.items() if tensors}

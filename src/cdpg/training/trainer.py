@@ -26,11 +26,12 @@ from cdpg.training.setup import Model, answers_unknown_arguments, set_up
 
 
 class CDPGTrainer(TakesCallbacks):
-    """Tunes a conditional language model towards p_c ∝ a(x|c) · b(x,c).
+    """Tunes a conditional language model towards p_c ∝ a(x|c) · b(x,c) · exp(λφ + r/β).
 
     ``model`` is a hub id, a folder, a loaded Hugging Face model (tuned in place) or a
     :class:`~cdpg.models.base.LanguageModel`; ``constraints`` one or several functions of
-    ``(prompts, completions, **columns)``, or their names (``"module:function"``); ``args`` a
+    ``(prompts, completions, **columns)``, or their names (``"module:function"``), also moments and rewards
+    (:class:`~cdpg.constraints.factors.Moment`, :class:`~cdpg.constraints.factors.Reward`); ``args`` a
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
     :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of
     the same kind, along the run and at its end; it should be held out, and the figures say how many of its prompts
@@ -93,6 +94,7 @@ class CDPGTrainer(TakesCallbacks):
         is none), or the path of one.
         """
         record: dict[str, Any] = {}
+        self._state = resuming.begin_target(self._parts, self._state, resume_from_checkpoint, self.args)
         with open_session(self._parts, self.args.epochs, self._seconds_left) as session:
             done = self._begin(resume_from_checkpoint, session)
             nonfinite = NonfiniteWatch(self.folder.nonfinite)
@@ -126,6 +128,7 @@ class CDPGTrainer(TakesCallbacks):
         ``progress`` shows how far it has come. Callbacks are given the tuned model's means (``on_log``,
         ``on_evaluate``).
         """
+        self._state = resuming.begin_target(self._parts, self._state, True, self.args)
         found = self._run_evaluator.evaluate_all(progress)
         self._run_evaluator.report(found)
         return found

@@ -111,7 +111,9 @@ class Validation:
         """The policy's gain in each context with a sample of the ideal model; None if there is none."""
         if self._ideal is None or not self.is_measured:
             return None
-        found = self._ideal.gain(self._policy, self._sampler.processes, tokens_per_pass)
+        found = self._ideal.gain(
+            self._policy, self._sampler.processes, tokens_per_pass, self._sampler.judge.tilt.coefficients
+        )
         return found[~found.isnan()]
 
     def of_base(self) -> Best:
@@ -126,6 +128,10 @@ class Validation:
         if gap.mean() < -noise:
             return best
         return Best(epoch, float(gains.mean()), self._trainable.copied_weights(), peak)
+
+    def of_policy(self, epoch: int, gains: Tensor) -> Best:
+        """The policy after ``epoch``, whatever came before: the choice begins anew, as the target is another."""
+        return Best(epoch, float(gains.mean()), self._trainable.copied_weights(), tuple(gains.tolist()))
 
     def use(self, best: Best) -> None:
         """Give the policy the weights of the best model."""
