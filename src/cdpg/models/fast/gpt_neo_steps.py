@@ -44,9 +44,9 @@ class GPTNeoSteps(Steps):
     """Steps of a GPT-Neo whose local windows reach back to the prompt."""
 
     def __init__(self, model: GPTNeoForCausalLM, rows: int, packs: bool) -> None:
-        inner = model.transformer
+        inner: Any = model.transformer
         self._tokens, self._positions = inner.wte.weight.detach(), inner.wpe.weight.detach()
-        self._heads = inner.h[0].attn.attention.num_heads
+        self._heads: int = inner.h[0].attn.attention.num_heads
         self._layers = [_layer(block, rows, packs) for block in inner.h]
         own = inner.h[0].mlp.act
         self._activation = _gelu if model.config.activation_function in _TANH_GELU else own
@@ -55,9 +55,12 @@ class GPTNeoSteps(Steps):
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
         """Whether this is such a model, and its layers are as they were made."""
-        return type(model) is GPTNeoForCausalLM and all_plain(
+        if type(model) is not GPTNeoForCausalLM:
+            return False
+        inner: Any = model.transformer
+        return all_plain(
             layer
-            for block in model.transformer.h
+            for block in inner.h
             for attention in [block.attn.attention]
             for layer in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj,
                           block.mlp.c_fc, block.mlp.c_proj)

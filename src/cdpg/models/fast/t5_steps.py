@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import T5ForConditionalGeneration
-from transformers.models.t5.modeling_t5 import T5DenseActDense
+from transformers.models.t5.modeling_t5 import T5DenseActDense, T5ForConditionalGeneration
 
 from cdpg.models.fast.cache import PrefixLayer, Shared
 from cdpg.models.fast.steps import (
@@ -55,7 +54,8 @@ class T5Steps(Steps):
         """Whether this is such a model, and its layers are as they were made."""
         if type(model) is not T5ForConditionalGeneration:
             return False
-        blocks = [block.layer for block in model.get_decoder().block]
+        found: Any = model
+        blocks = [block.layer for block in found.get_decoder().block]
         plain = all(type(layers[2].DenseReluDense) is T5DenseActDense for layers in blocks)
         return plain and all_plain(
             layer
@@ -106,7 +106,8 @@ class T5Steps(Steps):
     def _scaled(self, states: Tensor) -> Tensor:
         """The root-mean-square norm without its weights."""
         norm = torch.linalg.vector_norm(states, dim=1, keepdim=True)
-        return states * norm.square_().mul_(1.0 / states.shape[1]).add_(self._epsilon).rsqrt_()
+        scale: Tensor = norm.square_().mul_(1.0 / states.shape[1]).add_(self._epsilon).rsqrt_()
+        return states * scale
 
 
 def cross_attention(query: Tensor, prompt: PrefixLayer, heads: int) -> Tensor:
