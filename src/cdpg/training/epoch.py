@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,8 +73,11 @@ class Epoch:
         return summary, replace(state, method=summary.state, replay=buffer)
 
     def _remembered(self, rollout: Rollout, state: RunState) -> ReplayBuffer:
-        """The samples for replay, with those of this epoch unless its weights are not finite: it has no step then."""
-        if not self._parts.method.replay or not bool(rollout.log_ratio.exp().isfinite().all()):
+        """The samples for replay, with those of this epoch if they may be replayed.
+
+        Without a model to keep nothing ever is. An epoch with a weight that is not finite would spoil any batch.
+        """
+        if not self._parts.method.replay or state.best is None or not bool(rollout.log_ratio.exp().isfinite().all()):
             return state.replay
         return state.replay.add(rollout, self._parts.processes)
 
@@ -92,7 +96,7 @@ class Epoch:
             return None, state
         best = parts.validation.better(state.best, self._number, gains)
         self._watch.lap("validation")
-        return float(gains.mean()), replace(state, best=best)
+        return float(gains.nanmean()), replace(state, best=best)
 
     def record(self, rollout: Rollout, summary: StepSummary, gain: float | None) -> dict[str, Any]:
         """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks.
@@ -102,7 +106,8 @@ class Epoch:
         parts, config = self._parts, self._config
         record = metrics_record(rollout, summary, config.rate(self._number), config.partition_epsilon)
         if gain is not None:
-            record["gain_validation"] = gain
+            record["gain_validation"] = gain if math.isfinite(gain) else None
+        record |= parts.validation.cost if self._number == 1 else {}
         record |= OF_BASE if parts.sampler.policy_is_base else {}
         record["seconds"] = time.perf_counter() - self._started
         record |= {f"seconds_{stage}": seconds for stage, seconds in self._watch.seconds.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,14 +32,13 @@ class RunState:
     @classmethod
     def of(cls, checkpoint: Checkpoint, method: Method) -> RunState:
         """The state in a checkpoint."""
-        best = checkpoint.state.get("best")
-        return cls(
-            checkpoint.state["objective"],
-            ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {})),
-            None
-            if best is None
-            else Best(best["epoch"], best["gain"], checkpoint.tensors["best"], tuple(best["peak"])),
-        )
+        kept = checkpoint.state.get("best")
+        best = None
+        if kept is not None:
+            peak = tuple(math.nan if gain is None else gain for gain in kept["peak"])
+            best = Best(kept["epoch"], kept["gain"], checkpoint.tensors["best"], peak)
+        buffer = ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {}))
+        return cls(checkpoint.state["objective"], buffer, best)
 
     def is_improving(self, epoch: int) -> bool:
         """Whether the model of the epoch before ``epoch`` is the one to keep, by the gain on the contexts set aside.
@@ -50,8 +50,10 @@ class RunState:
     def values(self) -> dict[str, Any]:
         """What a checkpoint stores as JSON."""
         best = self.best
-        kept = None if best is None else {"epoch": best.epoch, "gain": best.gain, "peak": list(best.peak)}
-        return {"objective": dict(self.method), "best": kept}
+        if best is None:
+            return {"objective": dict(self.method), "best": None}
+        peak = [None if math.isnan(gain) else gain for gain in best.peak]  # JSON has no NaN
+        return {"objective": dict(self.method), "best": {"epoch": best.epoch, "gain": best.gain, "peak": peak}}
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint stores as tensors, by file."""

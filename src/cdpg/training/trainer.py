@@ -192,8 +192,8 @@ class CDPGTrainer(TakesCallbacks):
         kept = self._saver.choose(self._state, self._done)
         if self._parts.is_main:
             session.progress.stage("saving the model")
+            self._parts.journal.describe_kept(*kept)  # first: the model's card says it
             self.save_model()
-            self._parts.journal.describe_kept(*kept)
             self._parts.notices.of_end(self.folder.metrics)
         if self.eval_contexts and self.args.evaluate_at_end:
             self._run_evaluator.finish(record, session)
