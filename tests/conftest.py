@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         warm.share()
         return
+    gc.disable()  # until the tests begin: what is imported stays
     import torch
     from hypothesis import settings
 
@@ -64,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: without this, every full collection of garbage goes through all of it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from cdpg.methods import METHODS, State, Style, WeightedMethod, make_method, reg
 from cdpg.methods.reinforce import Reinforce
 from cdpg.rollout.rollout import Rollout
 from cdpg.values import not_positive
+from unpainted import unpainted
 
 COLOR, DARK = "#123abc", "#abc123"
 
@@ -98,7 +99,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_run(job: list[str]) -> None:
-    cdpg("run", *job, "--method", "power", "--output-dir", "run")
+    cdpg("run", *job, "--method", "power", "--output-dir", "run", "--no-report")
     config = yaml.safe_load(Path("run/config.yaml").read_text(encoding="utf-8"))
     assert (config["method"], config["power_exponent"], config["ziegler_beta"]) == ("power", 1.5, 0.2)
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -106,12 +107,13 @@ def test_run(job: list[str]) -> None:
     state = json.loads(Path("run/checkpoints/epoch-000002/state.json").read_text(encoding="utf-8"))
     assert state["objective"] == {"epochs": 2}
     assert "`power`: the constraint, raised to a power" in Path("run/model/README.md").read_text(encoding="utf-8")
-    cdpg("run", "--resume", "--output-dir", "run", "--epochs", "3")
+    cdpg("run", "--resume", "--output-dir", "run", "--epochs", "3", "--no-report")
     assert json.loads(Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["power_epochs"] == 3
 
 
 def test_compare_and_report(job: list[str]) -> None:
-    cdpg("compare", *job, "--methods", "cdpg,power", "--output-dir", "both")
+    with unpainted():
+        cdpg("compare", *job, "--methods", "cdpg,power", "--output-dir", "both")
     models = json.loads(Path("both/comparison.json").read_text(encoding="utf-8"))["models"]
     assert list(models) == ["base", "cdpg", "power"]
     cdpg("report", "both", "--output", "page.html")

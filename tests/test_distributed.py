@@ -39,6 +39,36 @@ def test_gradients_are_added_up_and_a_process_without_one_adds_nothing() -> None
     assert side_by_side(3, add) == [[2.0, 20.0]] * 3
 
 
+@pytest.mark.parametrize(("bucket_bytes", "calls"), [(1, 5), (24, 4), (10**6, 2)])
+def test_gradients_are_added_up_in_buckets(bucket_bytes: int, calls: int) -> None:
+    """Whatever the size of a bucket, the sums are the same; types are not mixed, and no gradient is divided."""
+
+    def add(processes: Processes) -> tuple[int, list[list[float]]]:
+        index, counted = processes.accelerator.process_index, 0
+        reduce = processes.accelerator.reduce
+
+        def counting(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+            nonlocal counted
+            counted += 1
+            return reduce(tensor, reduction=reduction)
+
+        processes.accelerator.reduce = counting  # type: ignore[method-assign]
+        parameters = [nn.Parameter(torch.zeros(size)) for size in ((2, 3), (1,), (5,), (2,))]
+        parameters.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
+        for place, parameter in enumerate(parameters):
+            if (place + index) % 3:  # the others have none
+                parameter.grad = torch.arange(parameter.numel()).view_as(parameter).to(parameter) + 10 * index
+        processes.sum_gradients(parameters, bucket_bytes)
+        return counted, [p.grad.flatten().tolist() for p in parameters if p.grad is not None]
+
+    def expected(place: int, size: int) -> list[float]:
+        having = [index for index in range(3) if (place + index) % 3]
+        return [float(sum(item + 10 * index for index in having)) for item in range(size)]
+
+    sums = [expected(place, size) for place, size in enumerate((6, 1, 5, 2, 2))]
+    assert side_by_side(3, add) == [(calls, sums)] * 3
+
+
 def test_what_one_process_knows_all_know() -> None:
     def ask(processes: Processes) -> tuple[bool, bool, list[str], str]:
         index = processes.accelerator.process_index

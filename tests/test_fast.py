@@ -101,11 +101,17 @@ def test_prompts_are_shared_in_every_family(family: str) -> None:
     check(model)
 
 
-def test_gpt_neo_shares_within_its_window() -> None:
+def wide_gpt_neo() -> TransformerModel:
+    """A GPT-Neo whose local window reaches back to the prompt."""
     module = tiny.make_model("gpt_neo")
     module.config.window_size = 64
-    module = type(module)(module.config).eval()
-    model = load_model(module, CDPGConfig(device="cpu", dtype="float64"), tiny.tokenizer_for("gpt_neo"))
+    wide = type(module)(module.config).eval()
+    wide.load_state_dict(module.state_dict(), strict=False)
+    return load_model(wide, CDPGConfig(device="cpu", dtype="float64"), tiny.tokenizer_for("gpt_neo"))
+
+
+def test_gpt_neo_shares_within_its_window() -> None:
+    model = wide_gpt_neo()
     with torch.no_grad():
         decoding: Any = model.start(PROMPTS, CONTEXT, STEPS)
     assert decoding.share
@@ -179,11 +185,14 @@ def tiny_float32(family: str) -> TransformerModel:
     return load_model(module, CDPGConfig(device="cpu"), tiny.tokenizer_for(family))
 
 
+@pytest.mark.parametrize("smallest", [0, packed_weights.SMALLEST])
 @pytest.mark.parametrize("family", list(tiny.FAMILIES))
 def test_the_fast_ways_and_the_plain_ones_give_the_same_samples_and_scores(
-    family: str, replace_attention: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, smallest: int, replace_attention: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(packed_weights, "SMALLEST", smallest)
     fast = tiny_float32(family)
+    assert fast.has_steps == (family in ("gpt_neo", "t5"))
     assert fast.shares_prompts
     assert fast.packs_weights == torch.backends.mkldnn.is_available()
     found = sampled(fast)
@@ -193,6 +202,7 @@ def test_the_fast_ways_and_the_plain_ones_give_the_same_samples_and_scores(
     plain = tiny_float32(family)
     assert not plain.shares_prompts
     assert not plain.packs_weights
+    assert not plain.has_steps
     expected = sampled(plain)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.token_log_q, expected.token_log_q, rtol=1e-4, atol=1e-5)
@@ -215,12 +225,14 @@ def test_a_product_that_differs_is_not_used(wrong: Any, monkeypatch: pytest.Monk
 
 
 def test_packed_weights_are_used_while_sampling_and_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "SMALLEST", 32 * 96 + 1)
     model = tiny_float32("gpt2")
     plain, made = packed_weights.packed_linear, []
     monkeypatch.setattr(packed_weights, "packed_linear", lambda *args: made.append(args) or plain(*args))
     before = [module for module in model.module.modules() if "forward" in vars(module)]
     with pytest.raises(ZeroDivisionError), model.sampling(4):
         assert len(made) == sum("forward" in vars(module) for module in model.module.modules()) > 0
+        assert {args[0].numel() for args in made} == {32 * 128, 32 * 300}, "small weights are left as they are"
         raise ZeroDivisionError
     assert [module for module in model.module.modules() if "forward" in vars(module)] == before == []
 

@@ -7,7 +7,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,6 @@ LONGEST_FILE = 400
 
 RANK = {name: rank for rank, name in enumerate(STAGES)}
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "assets" not in path.relative_to(SOURCE).parts)
-EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
 
 
 @functools.cache
@@ -207,19 +206,25 @@ def test_tests_use_public_names() -> None:
     assert {path: found for path, found in problems.items() if found} == {}
 
 
-@EVERY_FILE
-def test_only_a_method_knows_its_name(path: Path) -> None:
-    if stage_of(path) != "methods":
-        assert names_compared_with(parse(path)) == []
+def found_in_files(find: Callable[[Path], object]) -> dict[str, object]:
+    """What is found in each file of the package; nothing is right."""
+    assert len(FILES) > 150
+    found = {name_of(path): find(path) for path in FILES}
+    return {name: problem for name, problem in found.items() if problem}
 
 
-@EVERY_FILE
-def test_a_stage_imports_only_what_comes_before_it(path: Path) -> None:
-    stage = stage_of(path)
-    if name_of(path) in FRONT_DOORS:
-        return
-    assert stage in RANK, f"{stage} has no place among the stages: put it in STAGES"
-    assert order_broken(stage, parse(path)) == []
+def test_only_a_method_knows_its_name() -> None:
+    assert found_in_files(lambda path: stage_of(path) != "methods" and names_compared_with(parse(path))) == {}
+
+
+def test_a_stage_imports_only_what_comes_before_it() -> None:
+    def broken(path: Path) -> object:
+        stage = stage_of(path)
+        if name_of(path) in FRONT_DOORS:
+            return []
+        return order_broken(stage, parse(path)) if stage in RANK else f"{stage} is none of STAGES: put it there"
+
+    assert found_in_files(broken) == {}
 
 
 def test_every_stage_is_there() -> None:
@@ -231,10 +236,9 @@ def test_the_architecture_page_has_the_stages_in_this_order() -> None:
     assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == STAGES
 
 
-@EVERY_FILE
-def test_files_and_functions_are_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
-    assert long_functions(parse(path)) == []
+def test_files_and_functions_are_short() -> None:
+    assert found_in_files(lambda path: len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE) == {}
+    assert found_in_files(lambda path: long_functions(parse(path))) == {}
 
 
 def test_the_trainer_is_the_loop_alone() -> None:
@@ -243,10 +247,10 @@ def test_the_trainer_is_the_loop_alone() -> None:
     assert len([name for name in names if name.startswith("cdpg")]) < 15
 
 
-@EVERY_FILE
-def test_what_is_not_used(path: Path) -> None:
-    assert forbidden(parse(path)) == []
-    assert re.findall(r"\b(?:TODO|FIXME|XXX)\b", path.read_text(encoding="utf-8")) == []
+def test_what_is_not_used() -> None:
+    assert found_in_files(lambda path: forbidden(parse(path))) == {}
+    marks = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
+    assert found_in_files(lambda path: marks.findall(path.read_text(encoding="utf-8"))) == {}
 
 
 def files_of(stage: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import time
 from collections import Counter
@@ -106,6 +107,19 @@ def test_mutants_of_a_file(tmp_path: Path) -> None:
     assert len({mutant.name for mutant in mutants}) == len(mutants)
 
 
+def test_mutants_of_equal_lines_have_names_of_their_own(tmp_path: Path) -> None:
+    from operators import mutants_of
+
+    path = tmp_path / "example.py"
+    path.write_text("def f(x):\n    x += 1\n    x += 1\n    return x\n", encoding="utf-8")
+    first, *others = sorted(
+        (mutant for mutant in mutants_of(str(path)) if mutant.change == "- x += 1\n+ x -= 1"), key=lambda one: one.lines
+    )
+    (second,) = others
+    assert (first.lines, second.lines) == ((2,), (3,))
+    assert second.name == f"{first.name}-2"
+
+
 def test_a_patched_function_runs_the_mutant() -> None:
     import patching
     from operators import mutants_of
@@ -170,16 +184,23 @@ def test_forks_report_how_they_ended() -> None:
         time.sleep(60)
         return 0
 
+    def compute(folder: Path) -> int:
+        signal.setitimer(signal.ITIMER_PROF, 0.2)
+        while True:
+            pass
+
     calls = [
         forks.Call("passes", lambda folder: 0, 60),
         forks.Call("status", lambda folder: 3, 60),
         forks.Call("fails", fail, 60),
         forks.Call("waits", wait, 0.2),
+        forks.Call("computes", compute, 60),
     ]
     results = {result.name: result for result in forks.run(calls, workers=2)}
     assert {name: result.status for name, result in results.items()} == {
-        "passes": 0, "status": 3, "fails": 70, "waits": None,
+        "passes": 0, "status": 3, "fails": 70, "waits": None, "computes": None,
     }  # fmt: skip
+    assert results["computes"].computing > 0.15
     assert [name for name, result in results.items() if result.passed] == ["passes"]
 
 

@@ -26,7 +26,7 @@ def has_a(prompts: list[str], completions: list[str], **columns: Any) -> list[bo
 def make(folder: Path, **changes: Any) -> CDPGTrainer:
     values: dict[str, Any] = {
         "epochs": 3, "contexts_per_epoch": 2, "num_generations": 4, "max_completion_length": 3, "save_every": 1,
-        "device": "cpu", "evaluation_samples": 2, "learning_rate": 0.05,
+        "device": "cpu", "evaluation_samples": 2, "learning_rate": 0.05, "check_workers": 0,
     }  # fmt: skip
     return CDPGTrainer(tabular(4), has_a, {"output_dir": str(folder), **values, **changes}, CONTEXTS, CONTEXTS)
 

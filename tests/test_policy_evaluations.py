@@ -27,7 +27,7 @@ def has_a(prompts: list[str], completions: list[str], **columns: Any) -> list[bo
 def make(folder: Path, held_out: Any = CONTEXTS, callbacks: Any = None, **changes: Any) -> CDPGTrainer:
     values: dict[str, Any] = {
         "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3, "learning_rate": 0.05,
-        "device": "cpu", "evaluate_every": 2, "evaluation_samples": 6,
+        "device": "cpu", "evaluate_every": 2, "evaluation_samples": 6, "check_workers": 0,
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
     return CDPGTrainer(tabular(4), has_a, config, CONTEXTS, held_out, callbacks=callbacks)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -128,6 +129,66 @@ def test_strength_and_estimate_by_hand() -> None:
     pool = pool.add((9,), later, torch.ones_like(later, dtype=torch.bool))
     expected = [[(6 - 2 + 2.5 * 1.25) / (4 - 1 + 2.5), (6 - 0 + 2.5 * 1.25) / (4 - 1 + 2.5)]]
     torch.testing.assert_close(pool.log_z((9,), later.log(), prior).exp().tolist(), expected)
+
+
+EPOCHS = (
+    ((3, 5, 8, 2), [[0.5, 0.0, 0.1], [0.2, 0.7, 0.3], [0.9, 0.4, 0.6], [0.1, 0.3, 0.0]], [3, 2, 3, 1]),
+    ((5, 6, 2), [[0.4, 0.1, 0.2], [0.05, 0.0, 0.0], [0.3, 0.6, 0.1]], [3, 2, 3]),
+    ((8, 3), [[0.8, 0.2, 0.5], [0.6, 0.0, 0.0]], [3, 1]),
+)
+"""Indices of contexts, ratios, and how many samples of each context have a verdict: the first ones."""
+
+
+def pooled(epochs: int) -> PooledPartition:
+    pool = PooledPartition()
+    for contexts, ratio, counts in EPOCHS[:epochs]:
+        valid = torch.arange(3) < torch.tensor(counts)[:, None]
+        pool = pool.add(contexts, torch.tensor(ratio, dtype=torch.float64), valid)
+    return pool
+
+
+def test_sums_variances_and_prior_over_epochs_by_value() -> None:
+    """Against NumPy; contexts with a single verdict are in the sums, not in the variances."""
+    sums: dict[int, list[float]] = {}
+    between = []
+    for number, (contexts, table, counts) in enumerate(EPOCHS, start=1):
+        rows = [row[:count] for row, count in zip(table, counts, strict=True)]
+        for index, row in zip(contexts, rows, strict=True):
+            sums[index] = [*sums.get(index, []), *row]
+        several = [row for row in rows if len(row) > 1]
+        if len(several) > 1:
+            within = np.mean([np.var(row, ddof=1) for row in several])
+            noise = np.mean([np.var(row, ddof=1) / len(row) for row in several])
+            between.append(np.var([np.mean(row) for row in several], ddof=1) - noise)
+        pool = pooled(number)
+        assert pool.sums == {index: (pytest.approx(sum(row)), len(row)) for index, row in sums.items()}
+        assert pool.within == pytest.approx(within, rel=1e-12)
+        assert pool.between == (pytest.approx(sum(between), rel=1e-12), len(between))
+        every = [x for row in sums.values() for x in row]
+        strength = max(1.0, within / np.mean(between))
+        assert pool.prior() == Prior(pytest.approx(np.mean(every)), pytest.approx(strength))
+    assert len(between) == 2, "the last epoch has one context with two verdicts"
+    assert strength > 2
+    ratio = torch.tensor(EPOCHS[-1][1], dtype=torch.float64)
+    found = pool.log_z(EPOCHS[-1][0], ratio.log(), None).exp()
+    prior = strength * np.mean(every)
+    for place, index in enumerate(EPOCHS[-1][0]):
+        expected = [(sum(sums[index]) - x + prior) / (len(sums[index]) - 1 + strength) for x in ratio[place].tolist()]
+        np.testing.assert_allclose(found[place], expected, rtol=1e-12)
+
+
+def test_a_pool_in_which_nothing_satisfied_has_no_prior() -> None:
+    nothing = torch.zeros(2, 2, dtype=torch.float64)
+    for pool in (PooledPartition(), PooledPartition().add((0, 1), nothing, torch.ones(2, 2, dtype=torch.bool))):
+        assert pool.prior() is None
+        assert pool.log_z((0, 1), nothing.log(), None).tolist() == [[-math.inf] * 2] * 2
+
+
+@pytest.mark.parametrize(("within", "between"), [(None, (0.0, 0)), (0.5, (0.0, 0)), (0.5, (0.0, 1)), (0.5, (-0.2, 2))])
+def test_a_mean_has_no_strength_while_contexts_are_not_known_to_differ(
+    within: float | None, between: tuple[float, int]
+) -> None:
+    assert PooledPartition({1: (0.5, 4), 2: (0.25, 2)}, within, between).prior() == Prior(0.125, None)
 
 
 def test_samples_without_a_verdict_count_nowhere() -> None:

@@ -273,6 +273,21 @@ def test_a_prefix_comes_with_its_own_context() -> None:
     assert pruned.pruned.any(dim=1).tolist() == [False, True, False]
 
 
+def test_beginnings_are_not_judged() -> None:
+    """A beginning may satisfy by itself, although no sample that goes on from it does."""
+    judged: list[str] = []
+
+    def fits(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+        judged.extend(completions)
+        return prefix_rules.at_most_one_b(prompts, completions)
+
+    fits.hopeless = prefix_rules.two_b  # type: ignore[attr-defined]
+    found = draw(sampler(fits))
+    whole = [found.samples.texts[place // 40][place % 40] for place in (~found.pruned).flatten().nonzero().flatten()]
+    assert sorted(judged) == sorted(whole)
+    assert len(whole) < found.pruned.numel() - 20
+
+
 def test_of_several_functions_the_first_to_say_so_counts(unaudited: None) -> None:
     def two_a(prompts: Any, prefixes: list[str], **columns: Any) -> list[bool]:
         return [text.count("a") > 1 for text in prefixes]

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from matplotlib.figure import Figure
 
 from cdpg import CDPGConfig, CDPGTrainer, methods
 from cdpg.errors import UserError
@@ -49,6 +49,7 @@ from report_runs import (
     write_json,
     write_lines,
 )
+from unpainted import unpainted
 
 HOSTILE = (
     "</script><img src=x onerror=window.pwned=1>\"'`{{7*7}} $\\frac{1}{0}$ "
@@ -70,19 +71,13 @@ def page(compared: Path) -> Page:
 
 
 @pytest.fixture
-def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures get all that we draw into them and are then left empty: painting takes three quarters of the time.
-
-    For tests of words and tables. Others paint every kind of figure, also from runs with parts missing or damaged.
-    """
-
-    def leave(figure: Figure, file: io.BytesIO, **options: Any) -> None:
-        file.write(b'<svg xmlns="http://www.w3.org/2000/svg"/>')
-
-    monkeypatch.setattr(Figure, "savefig", leave)
+def _unpainted() -> Iterator[None]:
+    """For tests of words and tables. Others paint every kind of figure, also of runs with parts missing or damaged."""
+    with unpainted():
+        yield
 
 
-UNPAINTED = pytest.mark.usefixtures("unpainted")
+UNPAINTED = pytest.mark.usefixtures("_unpainted")
 
 
 class Page(HTMLParser):
@@ -738,6 +733,7 @@ def test_a_run_logs_the_base_of_every_pool(tmp_path: Path) -> None:
         return ["a" in text for text in completions]
 
     settings = {"epochs": 2, "contexts_per_epoch": 2, "num_generations": 20, "evaluation_samples": 2000}
+    settings["check_workers"] = 0
     config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, device="cpu", **settings)  # type: ignore[arg-type]
     CDPGTrainer(base, has_a, config, contexts, contexts).train()
     records = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]

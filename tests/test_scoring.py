@@ -85,6 +85,13 @@ def test_a_budget_counts_prompts_and_padding() -> None:
     assert plan_passes(one, torch.arange(0), 21) == []
 
 
+def test_a_budget_bounds_the_keys_and_values_of_long_prompts() -> None:
+    """A prompt of 100 tokens and completions of one: 100 + 100 tokens would hold 100 · 100 keys, 16 · 200 may be."""
+    samples = samples_of([100], [[1] * 70])
+    assert [len(part) for part in plan_passes(samples, torch.arange(70), 200)] == [32, 32, 6]
+    assert [len(part) for part in plan_passes(samples, torch.arange(70), 500)] == [70]
+
+
 def test_a_pass_has_the_prompts_of_its_rows_each_once() -> None:
     samples = samples_of([4, 2, 3], [[1, 2], [3, 1], [2, 2]])
     prompts, rows = prompts_and_rows(samples, torch.tensor([5, 0, 4, 1]))

@@ -34,6 +34,7 @@ from cdpg.tasks.code.constraint import FunctionEnd
 from cdpg.tasks.code.task import follows_pep8
 from cdpg.tasks.hub_datasets import hub_rows
 from tiny import make_model, make_tokenizer, save, tokenizer_for
+from unpainted import unpainted
 
 NAMES = ("translation-numbers", "summarization-entities", "code-compilability", "code-pep8")
 
@@ -441,7 +442,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save(folder / "t5", "t5")
     sentences = write_sentences(folder / "sentences.csv", 80)
     arguments = [*COMPARE, str(folder / "out"), "--model", str(model), "--contexts", str(sentences)]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with unpainted():
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "report:" in result.output
     assert "mean and range over 2 seeds" in result.output

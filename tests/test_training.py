@@ -58,7 +58,7 @@ def even(prompts: list[str], completions: list[str], **kwargs: Any) -> list[bool
 def settings(folder: Path, **changes: Any) -> CDPGConfig:
     values: dict[str, Any] = {
         "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3,
-        "learning_rate": 0.05, "save_every": 2, "device": "cpu", "warmup_epochs": 0,
+        "learning_rate": 0.05, "save_every": 2, "device": "cpu", "warmup_epochs": 0, "check_workers": 0,
     }  # fmt: skip
     return CDPGConfig(output_dir=str(folder), **(values | changes))
 
@@ -84,7 +84,7 @@ def weights(trainer: CDPGTrainer) -> Tensor:
 
 def test_cdpg_converges_to_the_ideal_model(tmp_path: Path) -> None:
     trainer = tabular_trainer(
-        tmp_path, epochs=240, num_generations=128, learning_rate=0.15, decay_epochs=130, save_every=1000
+        tmp_path, epochs=110, num_generations=96, learning_rate=0.2, decay_epochs=70, save_every=1000
     )
     before, _, satisfaction = exact(trainer)
     assert before > 1.0
@@ -96,7 +96,7 @@ def test_cdpg_converges_to_the_ideal_model(tmp_path: Path) -> None:
 
 
 def test_reinforce_reaches_satisfaction_at_the_price_of_the_rest(tmp_path: Path) -> None:
-    trainer = tabular_trainer(tmp_path, epochs=100, learning_rate=0.1, num_generations=64, method="reinforce")
+    trainer = tabular_trainer(tmp_path, epochs=40, learning_rate=0.25, num_generations=48, method="reinforce")
     trainer.train()
     kl, to_base, satisfaction = exact(trainer)
     assert satisfaction > 0.98
@@ -105,7 +105,8 @@ def test_reinforce_reaches_satisfaction_at_the_price_of_the_rest(tmp_path: Path)
 
 
 def test_ziegler_raises_the_reward_and_stays_near_the_base(tmp_path: Path) -> None:
-    trainer = tabular_trainer(tmp_path, epochs=60, num_generations=64, method="ziegler", save_every=1000)
+    changes = {"epochs": 30, "learning_rate": 0.1, "num_generations": 48, "save_every": 1000}
+    trainer = tabular_trainer(tmp_path, method="ziegler", **changes)
     _, _, before = exact(trainer)
     trainer.train()
     _, to_base, after = exact(trainer)
@@ -195,12 +196,14 @@ class KilledAfter3(TrainerCallback):
     ("kind", "method"),
     [
         *(("tabular", method) for method in METHODS),
-        *((kind, method) for kind in ("llama", "t5") for method in ("cdpg", "ziegler")),
+        ("llama", "ziegler"),
         ("llama", "rft"),
+        ("t5", "cdpg"),
         *(
             pytest.param(kind, method, marks=pytest.mark.exhaustive)
             for kind in ("llama", "t5")
-            for method in ("dpg", "reinforce", "raft", "rloo")
+            for method in METHODS
+            if (kind, method) not in (("llama", "ziegler"), ("llama", "rft"), ("t5", "cdpg"))
         ),
     ],
 )
@@ -255,12 +258,12 @@ def test_a_function_of_the_package_may_have_moved_since_a_run_began(
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(compiles, "__module__", "cdpg.earlier.place")
-        tabular_trainer(tmp_path, compiles, check_workers=0).train()
-    tabular_trainer(tmp_path, compiles, check_workers=0, epochs=6).train(resume_from_checkpoint=True)
+        tabular_trainer(tmp_path, compiles).train()
+    tabular_trainer(tmp_path, compiles, epochs=6).train(resume_from_checkpoint=True)
     assert len(untimed(tmp_path)) == 6
     for other in (pep8_clean, has_a):
         with pytest.raises(UserError, match=r"the constraints changed from \['cdpg.*compiles'\] to "):
-            tabular_trainer(tmp_path, other, check_workers=0, epochs=7).train(resume_from_checkpoint=True)
+            tabular_trainer(tmp_path, other, epochs=7).train(resume_from_checkpoint=True)
 
 
 def test_a_run_is_made_longer_only_while_its_rate_would_have_been_the_same(tmp_path: Path) -> None:

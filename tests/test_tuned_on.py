@@ -20,6 +20,7 @@ from cdpg.jobs.job import Job
 from cdpg.storage.card import card
 from cdpg.storage.json_files import read_json
 from cdpg.storage.jsonl import read_jsonl
+from unpainted import unpainted
 
 MANY = {"base": {}, "cdpg": {}, "dpg": {}}
 
@@ -104,7 +105,8 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def call(command: str, *words: str) -> str:
     """What a command says, on one line."""
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    result = CliRunner().invoke(app, [command, *words, *settings], catch_exceptions=False, env={"COLUMNS": "200"})
+    with unpainted():
+        result = CliRunner().invoke(app, [command, *words, *settings], catch_exceptions=False, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
 

@@ -150,7 +150,7 @@ def chosen(gains: list[list[float]]) -> int:
         ([[0, 0], [1, 1], [2, 2]], 2),
         ([[0, 0], [1, 1], [0.5, 0.5]], 1),  # surely worse, in both contexts alike
         ([[0, 0], [1, 1], [0.5, 1.4]], 2),  # worse by less than its noise
-        ([[0, 0], [3, 3], [2.9, 2.98], [2.5, 3.1], [2.4, 2.5]], 3),  # compared with the largest, not the one before
+        ([[0, 0], [3, 3], [2.9, 2.98], [2.5, 3.1], [2.55, 2.7]], 3),  # compared with the largest, not the one before
         ([[0, 0], [-1, -1.1], [-2, -2.1]], 0),
     ],
 )

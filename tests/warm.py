@@ -280,6 +280,8 @@ def become(request: Request, program: str) -> None:
     import numpy as np
     import torch
 
+    import unpainted
+
     for place, stream in enumerate(request.streams):
         os.dup2(stream, place)
         os.close(stream)
@@ -307,7 +309,9 @@ def become(request: Request, program: str) -> None:
     assert spec is not None and spec.loader is not None
     sys.modules["__main__"] = module = importlib.util.module_from_spec(spec)
     module.__spec__ = None
-    spec.loader.exec_module(module)
+    is_painted = not unpainted.IN_A_FORK.items() <= request.environment.items()
+    with contextlib.nullcontext() if is_painted else unpainted.unpainted():
+        spec.loader.exec_module(module)
 
 
 def main(address: str, program: str) -> None:
@@ -316,8 +320,10 @@ def main(address: str, program: str) -> None:
     sys.stdout.flush()
     if not server.is_wanted():
         return
+    gc.disable()
     warm_up()
     gc.freeze()  # a collection would write to, and so copy, what the forks share
+    gc.enable()
     request = server.run()
     if request is not None:
         become(request, program)

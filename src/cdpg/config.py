@@ -178,6 +178,12 @@ class CDPGConfig:
     """``auto``, ``cpu``, ``cuda``, ``mps``."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of the computation; the tuned weights stay in float32 under bfloat16."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that the layers of the frozen base are stored in; refused if this changes its log-probabilities."""
+    sharding: Literal["none", "full"] = "none"
+    """``full`` divides weights, gradients and Adam's moments among the processes (FSDP2), layer by layer."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of layers for the gradient, and compute the rest again: less memory, more time."""
     rows_per_pass: int = 256
     """Sequences sampled in parallel: more is faster, and needs more memory."""
     tokens_per_pass: int = 1280

@@ -20,7 +20,7 @@ PROMPTS = ["two dogs", "the quick brown fox"]
 def make(folder: Path, model: Any, tokenizer: Any, constraint: Any, **changes: Any) -> CDPGTrainer:
     values: dict[str, Any] = {
         "epochs": 2, "contexts_per_epoch": 2, "num_generations": 6, "max_completion_length": 5, "device": "cpu",
-        "warmup_epochs": 0, "log_samples": 99, "learning_rate": 1e-3,
+        "warmup_epochs": 0, "log_samples": 99, "learning_rate": 1e-3, "check_workers": 0,
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
     return CDPGTrainer(model, constraint, config, PROMPTS, processing_class=tokenizer)

@@ -30,7 +30,7 @@ def always(prompts: list[str], completions: list[str], **columns: Any) -> list[b
 def make(folder: Path) -> CDPGTrainer:
     config = CDPGConfig(
         output_dir=str(folder), epochs=2, contexts_per_epoch=1, num_generations=4, max_completion_length=5,
-        rows_per_pass=77, tokens_per_pass=99, device="cpu", warmup_epochs=0,
+        rows_per_pass=77, tokens_per_pass=99, device="cpu", warmup_epochs=0, check_workers=0,
     )  # fmt: skip
     return CDPGTrainer(
         tiny.make_model("llama"), always, config, ["two dogs"], processing_class=tiny.tokenizer_for("llama")

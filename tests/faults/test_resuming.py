@@ -43,7 +43,7 @@ def make(
 ) -> CDPGTrainer:
     values: dict[str, Any] = {
         "epochs": 4, "contexts_per_epoch": 3, "num_generations": 8, "max_completion_length": 3, "learning_rate": 0.05,
-        "save_every": 2, "device": "cpu", "warmup_epochs": 0,
+        "save_every": 2, "device": "cpu", "warmup_epochs": 0, "check_workers": 0,
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder), **(values | changes))
     return CDPGTrainer(tabular(model), constraint, config, train_dataset=data, eval_dataset=held_out)

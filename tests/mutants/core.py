@@ -14,32 +14,35 @@ without any.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
-import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import fork_server
 import forks
 import survivors
+from collected import Collected, Deadline, collect
 from coverage_map import CoverageMap, Recorder
 from forks import Call
 from operators import ROOT, Mutant, mutants_of
 from patching import patch
-from scores import Score, describe, report, say
+from scores import Score, describe, minutes, report, say
 
 CORE = (
-    "models/rng", "models/sampling", "models/scoring", "models/beams", "target/target", "target/partition",
-    "target/divergence", "rollout/rollout", "rollout/sampler", "methods/base", "methods/cdpg", "methods/dpg",
-    "methods/reinforce", "methods/ziegler", "training/optimization", "evaluation/outcome", "evaluation/statistics",
-    "evaluation/results", "evaluation/measures", "evaluation/held_out", "storage/checkpoints",
+    "models/rng", "models/sampling", "models/scoring", "models/head", "models/beams", "target/target", "target/noise",
+    "target/partition", "target/pooled", "target/divergence", "target/rejection", "rollout/rollout", "rollout/sampler",
+    "rollout/replay", "methods/__init__", "methods/base", "methods/cdpg", "methods/dpg", "methods/reinforce",
+    "methods/rft", "methods/raft", "methods/rloo", "methods/ziegler", "training/optimization", "training/replay",
+    "training/validation", "evaluation/outcome", "evaluation/ideal_samples", "evaluation/statistics",
+    "evaluation/results", "evaluation/measures", "evaluation/held_out", "evaluation/plan", "evaluation/evaluator",
+    "evaluation/policy_evaluations", "storage/checkpoints",
 )  # fmt: skip
 TESTS = (
-    "checkpoints", "evaluation", "evaluator", "exact_gradient", "methods", "optimization", "outcome",
-    "outcome_figures", "precision", "records", "rollout", "sampling", "scoring", "target", "tuned_on", "values",
-    "ziegler",
+    "adding_a_method", "applicability", "checkpoints", "evaluate", "evaluation", "evaluator", "exact", "exact_gradient",
+    "head", "ideal_samples", "methods", "models", "optimization", "outcome", "outcome_figures", "policy_evaluations",
+    "pooled", "precision", "preflight", "progress", "records", "replay", "rivals", "rollout", "sampling", "scoring",
+    "target", "tuned_on", "validation", "values", "ziegler",
 )  # fmt: skip
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""
 REQUIRED = 0.9
@@ -57,72 +60,56 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def import_tests(files: list[str]) -> None:
-    """Import the package and the tests here, so that no child has to; nothing is run yet."""
-    fork_server.load_libraries()
-    sys.stdout.flush()
-    output = os.dup(1)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        status = fork_server.run_pytest(files, Path(os.devnull), options=["--collect-only"])
-    os.dup2(output, 1)
-    os.close(output)
-    assert status == 0, "the tests cannot be collected"
-    gc.collect()
-    gc.freeze()  # children share what is loaded
-
-
-def map_tests(files: list[str], workers: int) -> CoverageMap:
-    """Run the tests once, without a mutant, to see which lines each one runs."""
+def map_tests(collected: Collected, files: list[str], workers: int) -> CoverageMap | None:
+    """Run the tests once, without a mutant, to see which lines each one runs; None if one fails."""
     whole = CoverageMap()
     with TemporaryDirectory() as folder:
 
         def record(file: str) -> Call:
             def run(place: Path) -> int:
                 recorder = Recorder()
-                status = fork_server.run_pytest([file], place, plugins=[recorder])
+                with recorder.recording():
+                    status = collected.run(collected.names(file), place, [recorder])
                 (Path(folder) / f"{Path(file).stem}.json").write_text(recorder.map.to_json(), encoding="utf-8")
                 return status
 
-            return Call(file, run, limit=1200)
+            return Call(file, run, limit=3600)
 
         for result in forks.run(map(record, files), workers):
             if not result.passed:
-                raise SystemExit(f"{result.name} fails without a mutant:\n{result.output}")
+                say(f"{result.name} fails without a mutant:\n{result.output}")
+                return None
         for path in Path(folder).glob("*.json"):
             whole.merge(CoverageMap.from_json(path.read_text(encoding="utf-8")))
     return whole
 
 
-def trial(mutant: Mutant, tests: list[str], seconds: float) -> Call:
-    """The tests that may notice a mutant, with the mutant in place."""
+def trial(collected: Collected, mutant: Mutant, seconds: Mapping[str, float]) -> Call:
+    """The tests that may notice a mutant, each with the seconds that it takes, with the mutant in place."""
 
     def run(folder: Path) -> int:
         patch(mutant)
-        return fork_server.run_pytest(tests, folder)
+        return collected.run(list(seconds), folder, [Deadline(seconds)])
 
-    return Call(mutant.name, run, limit=30 + 3 * seconds)
+    return Call(mutant.name, run, limit=60 + 10 * sum(seconds.values()))
 
 
-def main() -> int:
-    given = options()
-    os.chdir(ROOT)  # mutmut reads its settings there
-    since = time.monotonic()
-    files = given.file or [f"src/cdpg/{name}.py" for name in CORE]
-    mutants = {mutant.name: mutant for file in files for mutant in mutants_of(file)}
+def try_mutants(
+    collected: Collected, given: argparse.Namespace, mutants: Mapping[str, Mutant], tests: list[str]
+) -> int:
+    """Show what becomes of some mutants; the exit status."""
     reasons = survivors.load()
-    chosen = {name: mutants[name] for name in given.name} or mutants
-    tests = [f"tests/test_{name}.py" for name in TESTS]
-    import_tests(tests)
-    lines = map_tests(tests, given.workers)
-    say(f"{len(chosen)} mutants, {len(lines.contexts)} tests; {(time.monotonic() - since) / 60:.1f} minutes so far")
-    scores = {file: Score() for file in files}
+    lines = map_tests(collected, tests, given.workers)
+    if lines is None:
+        return 1
+    say(f"{len(mutants)} mutants, {len(lines.contexts)} tests; {minutes()}")
+    scores = {file: Score() for file in dict.fromkeys(mutant.file for mutant in mutants.values())}
     calls = []
-    for mutant in chosen.values():
+    for mutant in mutants.values():
         names = lines.tests_of(mutant.file, mutant.lines, given.seconds)
         known = survivors.key(mutant) in reasons and not (given.again or given.name)
         if names and not known:
-            calls.append(trial(mutant, names, given.seconds))
+            calls.append(trial(collected, mutant, {name: lines.cost(lines.contexts[name]) for name in names}))
         else:
             scores[mutant.file].living.append(mutant.name)
             if not known:
@@ -133,15 +120,26 @@ def main() -> int:
         say(f"{describe(result)}  {mutant.name}: {mutant.function}" + f"\n{mutant.change}" * result.passed)
         if given.verbose:
             say(result.output)
-    whole = report(scores, "file", time.monotonic() - since)
+    whole = report(scores, "file")
     if given.again:
-        for name in sorted(set(chosen) - set(whole.living)):
-            if survivors.key(chosen[name]) in reasons:
+        for name in sorted(set(mutants) - set(whole.living)):
+            if survivors.key(mutants[name]) in reasons:
                 say(f"{survivors.LIST.name} says that {name} lives, and it was noticed: take it out")
     unexplained = [name for name in whole.living if survivors.key(mutants[name]) not in reasons]
     if unexplained:
         say(f"\n{len(unexplained)} live without a reason in {survivors.LIST.name}: {', '.join(unexplained)}")
     return int(bool(unexplained) or whole.killed < REQUIRED * whole.total)
+
+
+def main() -> int:
+    given = options()
+    os.chdir(ROOT)  # mutmut reads its settings there
+    files = given.file or [f"src/cdpg/{name}.py" for name in CORE]
+    mutants = {mutant.name: mutant for file in files for mutant in mutants_of(file)}
+    chosen = {name: mutants[name] for name in given.name} or mutants
+    fork_server.load_libraries()
+    tests = [f"tests/test_{name}.py" for name in TESTS]
+    return collect(tests, lambda collected: try_mutants(collected, given, chosen, tests))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,11 +74,12 @@ class Recorder:
         self._coverage = coverage.Coverage(data_file=None, source=[str(ROOT / "src" / "cdpg")], branch=False)
         self._context, self._since = "", time.process_time()
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self) -> Iterator[None]:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While tests run."""
         self._coverage.start()
         try:
-            return (yield)
+            yield
         finally:
             self._coverage.stop()
             self._read()

@@ -7,6 +7,7 @@ once, never the package under test, and forks: a child puts its copy of ``src`` 
 from __future__ import annotations
 
 import compileall
+import gc
 import importlib
 import importlib.util
 import os
@@ -15,10 +16,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forks
 from fault_list import ROOT
 from forks import Call, Result
+
+if TYPE_CHECKING:
+    import pytest
 
 LIBRARIES = (
     "accelerate", "hypothesis", "peft", "pytest", "rich.progress", "tokenizers", "torch", "torch._dynamo",
@@ -28,13 +33,11 @@ LIBRARIES = (
 """What most tests load, beside what ``conftest.py`` and ``tiny.py`` do."""
 
 PYTEST_OPTIONS = (
-    "-x", "-q", "-p", "no:cacheprovider", "--tb=short",
+    "-x", "-q", "-p", "no:cacheprovider", "--tb=short", "--timeout=0",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of plugins, which are loaded already
 )  # fmt: skip
 LIMIT = 900.0
-"""Seconds that a job may take where nothing is known of its tests."""
-NO_SUCH_TEST = 4, 5
-"""Pytest's status when what it was asked for does not exist: the fault's list of tests is wrong."""
+"""Seconds that a job may take, on a machine that may be busy: no test of the lists waits for long."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,9 @@ class Job:
     file: str | None = None
     source: str = ""
     """The whole text of the file."""
-    limit: float = LIMIT
-    """In seconds."""
 
     def call(self) -> Call:
-        return Call(self.name, self._run, self.limit, before=self._put, after=self._restore)
+        return Call(self.name, self._run, LIMIT, before=self._put, after=self._restore)
 
     def _put(self, folder: Path) -> None:
         if self.file is not None:
@@ -73,15 +74,42 @@ class Job:
         return run_pytest(self.tests, folder)
 
 
-def run_pytest(tests: Iterable[str], folder: Path, plugins: Iterable[object] = (), options: Iterable[str] = ()) -> int:
-    """Pytest's status after these tests, in this process."""
+def run_pytest(tests: Iterable[str], folder: Path) -> int:
+    """Pytest's status after these tests, in this process; its last words are what failed."""
     import pytest
 
-    temporary = folder / "temporary"
+    temporary, failed = folder / "temporary", Failed()
     try:
-        return int(pytest.main([*PYTEST_OPTIONS, *options, f"--basetemp={temporary}", *tests], plugins=[*plugins]))
+        return int(pytest.main([*PYTEST_OPTIONS, f"--basetemp={temporary}", *tests], plugins=[failed]))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        sys.stdout.write("".join(f"\n{_MARK}{name}" for name in failed.names))
+        sys.stdout.flush()
+
+
+class Failed:
+    """A pytest plugin that notes what failed: a test, or a file that cannot be imported."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            self.names.append(report.nodeid)
+
+
+_MARK = "that failed: "
+
+
+def failed_in(result: Result) -> list[str]:
+    """What failed, for pytest to run again."""
+    return [line.removeprefix(_MARK) for line in result.output.splitlines() if line.startswith(_MARK)]
 
 
 def load_libraries() -> None:
@@ -92,6 +120,8 @@ def load_libraries() -> None:
     for name in ("conftest", "tiny"):
         del sys.modules[name]  # pytest is to load them itself
     sys.path.remove(str(ROOT / "tests"))
+    gc.collect()
+    gc.freeze()  # pytest collects at its end, which would go through all of this, and copy it
     assert not any(name.partition(".")[0] == "cdpg" for name in sys.modules)
 
 

@@ -24,7 +24,7 @@ class Call:
     run: Callable[[Path], int]
     """Runs in the fork and returns its status. The folder is its worker's, and kept for the worker's next call."""
     limit: float
-    """In seconds."""
+    """In seconds; those in which other programs have the cores do not count."""
     before: Callable[[Path], None] = nothing
     """Runs in this process before the fork."""
     after: Callable[[Path], None] = nothing
@@ -37,8 +37,10 @@ class Result:
 
     name: str
     status: int | None
-    """Negative for a signal; None when the time was up."""
+    """Negative for a signal; None when the time was up, also that of a timer of the call's own (SIGPROF)."""
     seconds: float
+    computing: float
+    """Seconds of processor time, of the call and of what it started and waited for."""
     output: str
 
     @property
@@ -71,12 +73,12 @@ def run(calls: Iterable[Call], workers: int, prepare: Callable[[Path], None] = n
                 while waiting and folders:
                     entry = _Running(waiting.pop(), folders.pop(), time.monotonic())
                     running[_start(entry)] = entry
-                for process, status in _ended(running):
+                for process, status, computing in _ended(running):
                     entry = running.pop(process)
                     entry.call.after(entry.folder)
                     folders.append(entry.folder)
                     text = entry.output.read_text(encoding="utf-8", errors="replace")
-                    yield Result(entry.call.name, status, time.monotonic() - entry.since, text)
+                    yield Result(entry.call.name, status, time.monotonic() - entry.since, computing, text)
                 time.sleep(0.01)
         finally:
             for process in running:
@@ -101,22 +103,31 @@ def _start(entry: _Running) -> int:
         os._exit(status)  # this process's end is not its parent's
 
 
-def _ended(running: dict[int, _Running]) -> Iterator[tuple[int, int | None]]:
-    """Those that have ended, with their status; those whose time is up are killed first."""
+def _ended(running: dict[int, _Running]) -> Iterator[tuple[int, int | None, float]]:
+    """Those that have ended, with status and processor time; those whose time is up are killed first."""
     for process, entry in list(running.items()):
-        done, status = os.waitpid(process, os.WNOHANG)
+        done, status, usage = os.wait4(process, os.WNOHANG)
         if done:
-            yield process, os.waitstatus_to_exitcode(status)
-        elif time.monotonic() - entry.since > entry.call.limit:
-            _kill(process)
-            yield process, None
+            code = os.waitstatus_to_exitcode(status)
+            yield process, None if code == -signal.SIGPROF else code, usage.ru_utime + usage.ru_stime
+        elif time.monotonic() - entry.since - _seconds_without_a_core(process) > entry.call.limit:
+            yield process, None, _kill(process)
 
 
-def _kill(process: int) -> None:
-    """End a child and all that it started in its session, which it may have begun only now."""
+def _seconds_without_a_core(process: int) -> float:
+    """How long a process was ready to run while others had the cores; 0 where the system does not tell."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _kill(process: int) -> float:
+    """End a child and all that it started in its session, which it may have begun only now; its processor time."""
     for end in (os.killpg, os.kill):
         try:
             end(process, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    os.waitpid(process, 0)
+    usage = os.wait4(process, 0)[2]
+    return usage.ru_utime + usage.ru_stime

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import libcst
 from fault_list import ROOT
-from mutmut.mutation.file_mutation import create_mutations
+from mutmut.mutation.file_mutation import Mutation, create_mutations
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Mutant:
     """What changed: the lines of a diff that start with - and +, without their indentation."""
     source: str
     """The whole text of the file."""
+    earlier: int = 0
+    """Mutants of the function before this one with the same change, at another of several equal lines."""
 
     @property
     def name(self) -> str:
         """The same as long as the function's name and the changed lines are the same."""
         digest = hashlib.sha256(f"{self.file} {self.function} {self.change}".encode()).hexdigest()
-        return f"{Path(self.file).stem}-{digest[:8]}"
+        return f"{Path(self.file).stem}-{digest[:8]}" + f"-{self.earlier + 1}" * bool(self.earlier)
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
@@ -42,24 +45,38 @@ def mutants_of(file: str) -> Iterator[Mutant]:
     module, mutations, _, _ = create_mutations(file, original)
     tree = ast.parse(original)
     statements = dict(_top_level(module))
+    texts = {id(statement): module.code_for_node(statement) for statement in module.body}
     seen: set[tuple[int, str]] = set()
+    alike: Counter[tuple[str, str]] = Counter()
     for mutation in mutations:
         statement = statements.get(id(mutation.contained_by_top_level_function))
         if statement is None:
             continue
-        before = module.code_for_node(statement)
+        before = texts[id(statement)]
         start = original.index(before)
         if (start, before) not in seen:
             seen |= {(start, before), (start, _syntax(before)), (start, "")}
-        mutated = statement.deep_replace(mutation.original_node, mutation.mutated_node)
-        assert isinstance(mutated, libcst.CSTNode)
-        after = module.code_for_node(mutated)
+        after = module.code_for_node(_mutated(statement, mutation))
         if (start, syntax := _syntax(after)) in seen:
             continue
         seen.add((start, syntax))
         line, change = _difference(before, after)
-        place = _place(tree, original.count("\n", 0, start) + line)
-        yield Mutant(file, *place, change, original[:start] + after + original[start + len(before) :])
+        function, lines = _place(tree, original.count("\n", 0, start) + line)
+        source = original[:start] + after + original[start + len(before) :]
+        yield Mutant(file, function, lines, change, source, alike[function, change])
+        alike[function, change] += 1
+
+
+def _mutated(statement: libcst.BaseCompoundStatement, mutation: Mutation) -> libcst.CSTNode:
+    """A top-level function or class with the mutation; of a class, the other methods are not gone through."""
+    function = mutation.contained_by_top_level_function
+    assert function is not None
+    mutated = function.deep_replace(mutation.original_node, mutation.mutated_node)
+    assert isinstance(mutated, libcst.CSTNode)
+    if statement is function:
+        return mutated
+    body = statement.body.with_changes(body=[mutated if one is function else one for one in statement.body.body])
+    return statement.with_changes(body=body)
 
 
 def _top_level(module: libcst.Module) -> Iterator[tuple[int, libcst.BaseCompoundStatement]]:

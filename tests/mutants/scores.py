@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import sys
+import time
 from dataclasses import dataclass, field
 
 from forks import Result
+
+_STARTED = time.monotonic()
 
 
 @dataclass
@@ -35,12 +39,19 @@ def say(text: str = "") -> None:
 
 
 def describe(result: Result) -> str:
-    """A word for how it ended, and the seconds."""
+    """A word for how it ended, and the seconds of processor time."""
     state = "LIVES" if result.passed else "time is up" if result.status is None else "killed"
-    return f"{state:<10} {result.seconds:5.1f} s"
+    return f"{state:<10} {result.computing:5.1f} s"
 
 
-def report(scores: dict[str, Score], title: str, seconds: float) -> Score:
+def minutes() -> str:
+    """How long this process has been at work, and its processor time with that of its forks."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    computing = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    return f"{(time.monotonic() - _STARTED) / 60:.1f} minutes, {computing / 60:.1f} of processor time"
+
+
+def report(scores: dict[str, Score], title: str) -> Score:
     """Show a line for each group and one for all, which is returned."""
     whole = Score(
         sum(score.killed for score in scores.values()),
@@ -50,7 +61,7 @@ def report(scores: dict[str, Score], title: str, seconds: float) -> Score:
     width = max(map(len, [*scores, title]))
     say(f"\n{title:<{width}}  faults  killed  living")
     for group, score in [*scores.items(), ("all", whole)]:
-        end = f"   {seconds / 60:.1f} minutes" if score is whole else ""
+        end = f"   {minutes()}" if score is whole else ""
         say(f"{group:<{width}}  {score.total:6}  {score.killed:6}  {len(score.living):6}{end}")
     if whole.slow:
         say(f"{whole.slow} of the killed took many times as long as their tests do, and were ended")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cdpg.cli.options import app, makes_job
 from cdpg.cli.output import plan, quiet_transformers, shown_text
+from cdpg.config import CDPGConfig
 from cdpg.jobs.job import Job
 from cdpg.messages.text import duration, plain_text
 from cdpg.preflight.advice import ENOUGH, ProbeStatistics, advise
@@ -53,7 +54,7 @@ def check(
     _log.info(plan(job, inputs))
     found = probe(job, inputs, number)
     output = Console()
-    output.print(_figures(found))
+    output.print(_figures(found, job.settings))
     _show_examples(output, "satisfying samples", found.satisfying)
     _show_examples(output, "failing samples", found.failing)
     if found.failure is not None:
@@ -63,7 +64,7 @@ def check(
         output.print(Text(f"{_MARKS[advice.level]} {advice.text}"), soft_wrap=True)
 
 
-def _figures(found: ProbeResult) -> Table:
+def _figures(found: ProbeResult, config: CDPGConfig) -> Table:
     stats = found.stats
     title = f"the base on {found.contexts} contexts, {stats.samples} samples each"
     table = Table(title=title, title_justify="left")
@@ -72,7 +73,7 @@ def _figures(found: ProbeResult) -> Table:
     unjudged = found.contexts - len(stats.z)
     if unjudged:
         table.add_row("contexts without a verdict on any sample", str(unjudged))
-    for name, value in (*_partition_rows(stats), *_time_rows(found)):
+    for name, value in (*_partition_rows(stats), *_time_rows(found), *_memory_rows(found, config)):
         table.add_row(name, value)
     return table
 
@@ -106,7 +107,16 @@ def _time_rows(found: ProbeResult) -> list[tuple[str, str]]:
         ("gradient, a sample", _time(pace.gradient)),
         ("the whole run, about", low if low == high else f"{low} to {high}"),
         ("of that, evaluations", f"{duration(found.seconds_evaluating)}, {stats.evaluations:.0%}"),
-        ("memory of a run, about", memory.format_bytes(found.memory)),
+    ]
+
+
+def _memory_rows(found: ProbeResult, config: CDPGConfig) -> list[tuple[str, str]]:
+    use, how = found.memory, (config, found.keeps_best)
+    if config.sharding == "none":
+        return [("memory of a run, about", memory.format_bytes(use.run(*how)))]
+    return [
+        ("memory of a run, divided among the processes", memory.format_bytes(use.stays(*how))),
+        ("and for each process, about", memory.format_bytes(use.start + use.stage)),
     ]
 
 

@@ -179,7 +179,7 @@ def old_values(value_head: nn.Linear, rollout: Rollout, policy: LanguageModel, t
 
     samples = rollout.samples
     values = samples.token_log_q.new_zeros(samples.token_log_q.flatten(0, 1).shape)
-    with torch.no_grad():
+    with torch.no_grad(), policy.in_step():
         for part in plan_passes(samples, torch.arange(len(values)), tokens_per_pass):
             scores = policy.score(*prompts_and_rows(samples, part))
             found = estimates(value_head, scores.hidden) * scores.mask

@@ -123,6 +123,18 @@ class LanguageModel(ABC):
         """Context for sampling ``rows`` rows side by side; the model may prepare its weights for it."""
         return nullcontext()
 
+    def in_step(self) -> AbstractContextManager[None]:
+        """Context in which processes run the model different numbers of times; all of them enter and leave it."""
+        return nullcontext()
+
+    def gradient_passes(self, passes: int) -> AbstractContextManager[None]:
+        """Context in which this process differentiates ``passes`` scores; all processes enter and leave it."""
+        return nullcontext()
+
+    def gathered(self, keep: bool) -> LanguageModel | None:
+        """The model with whole weights, to save it; all processes call it, and get it if ``keep`` is set."""
+        return self if keep else None
+
     def as_base(self) -> AbstractContextManager[None]:
         """Context in which the model is the base: its adapters, if any, are off."""
         return nullcontext()

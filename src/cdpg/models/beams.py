@@ -68,9 +68,10 @@ def _search(
     for length in range(1, max_length + 1):
         steps = model.logits(decoding.hidden).cpu().double().log_softmax(dim=1)
         candidates = log_probs[:, :, None] + steps.view(len(going), beams, -1)  # [context, beam, token]
+        best = _best(candidates, beams, model.end_ids)
         rows, tokens, scores, stay = [], [], [], []
         for place, index in enumerate(going):
-            kept = _step(searches[index], candidates[place], model.end_ids)
+            kept = _step(searches[index], best[place], model.end_ids)
             if length < max_length and not searches[index].is_over(kept[0][0], length):
                 stay.append(index)
                 rows += [place * beams + beam for _, beam, _ in kept]
@@ -88,18 +89,26 @@ def _search(
     return [search.finished[0][1] for search in searches]
 
 
-def _step(search: _Search, candidates: Tensor, end_ids: frozenset[int]) -> list[tuple[float, int, int]]:
-    """One more token: ``[beam, token]`` log-probabilities to the new living beams, (log-probability, beam, token).
+def _best(candidates: Tensor, beams: int, end_ids: frozenset[int]) -> list[list[tuple[float, int, int]]]:
+    """The best continuations of each context, (log-probability, beam, token), enough of them if some end."""
+    _, width, vocabulary = candidates.shape
+    best = candidates.flatten(1).topk(min(width * vocabulary, beams * (1 + len(end_ids))), dim=1)
+    return [
+        [(score, *divmod(flat, vocabulary)) for score, flat in zip(values, indices, strict=True)]
+        for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _step(
+    search: _Search, best: Sequence[tuple[float, int, int]], end_ids: frozenset[int]
+) -> list[tuple[float, int, int]]:
+    """One more token: the best continuations to the new living beams, (log-probability, beam, token).
 
     Candidates that end and are among the best ``beams`` are finished; the best of the others stay alive. If the
     vocabulary is too small, the remaining beams get log-probability −∞.
     """
-    vocabulary = candidates.shape[1]
-    wanted = min(candidates.numel(), search.beams * (1 + len(end_ids)))
-    best = candidates.flatten().topk(wanted)
     kept: list[tuple[float, int, int]] = []
-    for rank, (score, flat) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-        beam, token = divmod(flat, vocabulary)
+    for rank, (score, beam, token) in enumerate(best):
         if token in end_ids:
             if rank < search.beams and score > -math.inf:
                 search.finish(score, (*search.alive[beam], token))

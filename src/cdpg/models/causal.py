@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,14 @@ class CausalModel(TransformerModel):
     def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         ids, mask = pad(prompts, left=True, device=self.device)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        output = self.inner.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=DynamicCache(), use_cache=True
+        output = self._run(
+            "decoder",
+            self.inner.base_model,
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=DynamicCache(),
+            use_cache=True,
         )
         return State(output.last_hidden_state[:, -1], output.past_key_values, mask, mask.sum(dim=1))
 
@@ -31,7 +37,9 @@ class CausalModel(TransformerModel):
         state.steps += width
         # Padding after a row's end needs no mask: nothing that counts comes after it.
         mask = torch.cat([state.mask, state.mask.new_ones(rows, state.steps)], dim=1)
-        output = self.inner.base_model(
+        output = self._run(
+            "decoder",
+            self.inner.base_model,
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
@@ -44,6 +52,9 @@ class CausalModel(TransformerModel):
     def _decoding_cache(self, prefix: Any, shared: Shared, capacity: int, share: bool) -> tuple[Any, list[RowLayer]]:
         layers = [RowLayer(layer.keys, layer.values, shared, capacity, share) for layer in prefix.layers]
         return Cache(layers=[*layers]), layers
+
+    def _idle_runs(self) -> dict[str, Callable[[], Any]]:
+        return {"decoder": lambda: self.inner.base_model(input_ids=pad([(0,)], True, self.device)[0], use_cache=False)}
 
     def _check_head(self) -> None:
         ids = torch.arange(2, device=self.device)[None]

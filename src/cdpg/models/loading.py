@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,38 @@ from cdpg.models.names import locate, require_model
 from cdpg.models.seq2seq import Seq2SeqModel
 from cdpg.models.transformer import TransformerModel, inner_model
 from cdpg.system import memory
+from cdpg.system.distributed import Processes
 
 _NO_LIMIT = 10**9
 """Tokenizers without a limit have a larger number."""
+
+
+def load_for(
+    processes: Processes,
+    model: str | os.PathLike[str] | nn.Module | LanguageModel,
+    config: CDPGConfig,
+    tokenizer: Any = None,
+    peft_config: Any = None,
+) -> tuple[LanguageModel, LanguageModel, Callable[[], None]]:
+    """Policy and base for these processes, and a function that divides their weights, if that is asked for."""
+    own = processes.accelerator.device if config.device == "auto" else None
+    if config.sharding == "none" or processes.count == 1:
+        return *load_policy_and_base(model, config, tokenizer, own, peft_config), lambda: None
+    device = own or choose_device(config)
+    check_precision(config, device)
+    # Whole models may be too large for the device: only the parts are moved to it.
+    policy, base = load_policy_and_base(model, config, tokenizer, torch.device("cpu"), peft_config)
+    if not isinstance(policy, TransformerModel) or not isinstance(base, TransformerModel):
+        raise UserError(
+            f"sharding: full is for models of Transformers, not for a {type(policy).__name__}: set sharding: none"
+        )
+
+    def divide() -> None:
+        policy.shard(device, processes)
+        if base is not policy:
+            base.shard(device, processes)
+
+    return policy, base, divide
 
 
 def load_policy_and_base(
@@ -55,7 +84,15 @@ def load_policy_and_base(
     if peft_config is None:
         _refuse_what_cannot_be_saved(policy.module)
     with _memory(peft_config):
-        return policy, policy if policy.has_adapters else policy.frozen_copy(original)
+        base = policy if policy.has_adapters else policy.frozen_copy(original)
+    if config.base_dtype != "float32":
+        if base is policy:
+            raise UserError(
+                f"base_dtype is {config.base_dtype!r}, but with these adapters the base has no weights of its own: "
+                "leave it out"
+            )
+        base.narrow_layers(getattr(torch, config.base_dtype))
+    return policy, base
 
 
 def _refuse_what_cannot_be_saved(module: nn.Module) -> None:
@@ -129,7 +166,7 @@ def _load(
         tokenizer = _load_tokenizer(name, config)
     own_adapters = peft_config is not None and original is None
     wrapped = wrap_model(module, tokenizer, config, own_adapters)
-    wrapped.original_dtype = came_in
+    wrapped.original_dtype, wrapped.recomputes = came_in, config.gradient_checkpointing
     return wrapped, original
 
 

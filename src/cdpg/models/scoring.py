@@ -12,6 +12,9 @@ from cdpg.models.base import LanguageModel, PromptTokens, Rows
 from cdpg.models.sampling import Samples
 from cdpg.system import memory
 
+COPIED = 16
+"""Keys and values of so many tokens need about as much memory as the activations of one."""
+
 
 def plan_passes(samples: Samples, rows: Tensor, tokens_per_pass: int) -> list[Tensor]:
     """Split flat rows into passes of at most ``tokens_per_pass`` tokens, padding and prompts included.
@@ -45,6 +48,11 @@ class _Pass:
         """Tokens, padding included."""
         return len(self.contexts) * self.longest_prompt + len(self.rows) * self.longest
 
+    @property
+    def copied(self) -> int:
+        """Tokens of prompts whose keys and values are held once for each row."""
+        return len(self.rows) * self.longest_prompt
+
     def with_row(self, row: int, context: int, prompt: int, length: int) -> _Pass:
         return _Pass(
             [*self.rows, row], self.contexts | {context}, max(self.longest_prompt, prompt), max(self.longest, length)
@@ -54,13 +62,16 @@ class _Pass:
 def _cut(
     order: Iterable[int], prompt_lengths: Sequence[int], lengths: Sequence[int], per_context: int, limit: int
 ) -> list[_Pass]:
-    """Consecutive parts of ``order`` within the limit; a single row may exceed it."""
+    """Consecutive parts of ``order`` within the limit; a single row may exceed it.
+
+    Short completions of long prompts need most of their memory for the prompts' keys and values.
+    """
     parts: list[_Pass] = []
     for row in order:
         context = row // per_context
         facts = row, context, prompt_lengths[context], lengths[row]
         longer = parts[-1].with_row(*facts) if parts else None
-        if longer is not None and longer.cost <= limit:
+        if longer is not None and longer.cost <= limit and longer.copied <= COPIED * limit:
             parts[-1] = longer
         else:
             parts.append(_Pass().with_row(*facts))
@@ -79,8 +90,8 @@ def score_samples(model: LanguageModel, samples: Samples, rows: Tensor, tokens_p
     """``[context, sample, token]``, float64: log-probabilities of the tokens of some flat rows, 0 elsewhere."""
     scores = torch.zeros(samples.tokens.shape, dtype=torch.float64)
     flat = scores.flatten(0, 1)
-    for part in plan_passes(samples, rows, tokens_per_pass):
-        with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"):
+    with memory.needed_for("scoring samples", f"lower tokens_per_pass (now {tokens_per_pass})"), model.in_step():
+        for part in plan_passes(samples, rows, tokens_per_pass):
             log_probs = model.score(*prompts_and_rows(samples, part)).log_probs
-        flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)
+            flat[part, : log_probs.shape[1]] = log_probs.to("cpu", torch.float64)
     return scores

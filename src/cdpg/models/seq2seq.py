@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Seq2SeqModel(TransformerModel):
 
     def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         ids, mask = pad(prompts, left=False, device=self.device)
-        encoded = self.inner.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        encoded = self._run("encoder", self.inner.get_encoder(), input_ids=ids, attention_mask=mask).last_hidden_state
         first = torch.tensor([self.decoder_prefix], device=self.device).expand(len(prompts), -1)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         hidden = self._decode(first, encoded, mask, cache)
@@ -68,7 +68,9 @@ class Seq2SeqModel(TransformerModel):
         return cache, layers if share else [*layers, *cross]
 
     def _decode(self, tokens: Tensor, encoded: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        output = self.inner.get_decoder()(
+        output = self._run(
+            "decoder",
+            self.inner.get_decoder(),
             input_ids=tokens,
             encoder_hidden_states=encoded,
             encoder_attention_mask=mask,
@@ -82,6 +84,17 @@ class Seq2SeqModel(TransformerModel):
     def _encoder_features(self) -> int:
         features: int = self.inner.config.hidden_size
         return features
+
+    def _idle_runs(self) -> dict[str, Callable[[], Any]]:
+        def encode() -> Any:
+            return self.inner.get_encoder()(input_ids=pad([(0,)], False, self.device)[0])
+
+        def decode() -> Any:
+            encoded = torch.zeros(1, 1, self._encoder_features, device=self.device, dtype=self.inner.dtype)
+            first = torch.tensor([self.decoder_prefix[:1]], device=self.device)
+            return self.inner.get_decoder()(input_ids=first, encoder_hidden_states=encoded, use_cache=False)
+
+        return {"encoder": encode, "decoder": decode}
 
     def _check_head(self) -> None:
         ids = torch.arange(2, device=self.device)[None]

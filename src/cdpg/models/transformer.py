@@ -10,28 +10,40 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
+from cdpg.models import sharding
 from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenScores
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
 from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
+from cdpg.models.fast.gpt_neo_steps import GPTNeoSteps
 from cdpg.models.fast.packed_weights import packed_weights, packing_works
+from cdpg.models.fast.steps import StepDecoding, Steps
+from cdpg.models.fast.t5_steps import T5Steps
 from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.narrow import narrow_layers, widen_when_run
+from cdpg.models.recomputing import recomputed
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
+from cdpg.system.distributed import Processes
+from cdpg.system.shards import part_here
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which model families limit how far back a position attends."""
+_STEPS = (GPTNeoSteps, T5Steps)
+"""Families whose decoder's step is written in fewer operations."""
 
 
 @dataclass
@@ -71,6 +83,19 @@ class TransformerModel(LanguageModel):
     """Whether rows attend to their context's prompt where it is stored, once; else it is copied to every row."""
     packs_weights: bool
     """Whether sampling on a CPU multiplies by packed weights; else by the weights as they are."""
+    has_steps: bool
+    """Whether the decoder's step is done in fewer operations while sampling; else by the model's own code."""
+    _steps: Steps | None = None
+    """Made for the weights of now, while sampling."""
+    recomputes: bool = False
+    """Whether layers keep no activations for the gradient, but compute them again in the backward pass."""
+    lockstep: sharding.Lockstep | None = None
+    """Set if the weights are divided among the processes, which then run the model together."""
+    _wide: torch.dtype | None = None
+    """The type to compute in, if layers are stored in a narrow one."""
+    _widening: Sequence[RemovableHandle] = ()
+    _blueprint: nn.Module | None = None
+    """The model without weights, to save a divided one."""
 
     def __init__(self, module: nn.Module, codec: Codec, dtype: torch.dtype, own_adapters: bool) -> None:
         self.codec, self.end_ids, self.dtype, self.has_adapters = codec, codec.end_ids, dtype, own_adapters
@@ -78,9 +103,11 @@ class TransformerModel(LanguageModel):
         self._probing = True  # in the weights' own precision, so that results can be compared
         with torch.no_grad():
             self._check_head()
-            self.shares_prompts = self._sharing_works()
+            own = self._own_steps()
+            self.shares_prompts = self._agrees(own, share=True)
+            self.packs_weights = packing_works()
+            self.has_steps = self.shares_prompts and self._steps_work(own)
         self._probing = False
-        self.packs_weights = packing_works()
 
     @property
     def tokenizer(self) -> Any:
@@ -107,6 +134,10 @@ class TransformerModel(LanguageModel):
         """A cache for rows that continue a prefix, and its layers that grow with the rows."""
 
     @abstractmethod
+    def _idle_runs(self) -> dict[str, Callable[[], Any]]:
+        """A run of each part of the model on a single token, by the name that the part has in :meth:`_run`."""
+
+    @abstractmethod
     def _check_head(self) -> None:
         """Compare the head with the model's own logits."""
 
@@ -126,12 +157,70 @@ class TransformerModel(LanguageModel):
             yield f"it predicts {self.vocabulary:,} tokens, the base {base.vocabulary:,}"
 
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
-        with self._precision():
+        with self._decoding():
             state = self._prefill(prompts)
-        return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
+            return self._decode_after(state, context, max_length, self._can_share(state, max_length))
 
-    def sampling(self, rows: int) -> AbstractContextManager[None]:
-        return packed_weights(self.module, rows) if self.packs_weights and self.exact_sampling else nullcontext()
+    def _decode_after(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
+        if not share or self._steps is None:
+            return _TransformerDecoding(self, prefix, context, max_length, share)
+        shared = Shared.of(context, prefix.mask)
+        state = self._steps.begin(prefix.cache, shared, prefix.lengths[context])
+        return StepDecoding(self._steps, prefix.hidden[context], state)
+
+    @contextmanager
+    def sampling(self, rows: int) -> Iterator[None]:
+        if self.lockstep is not None:
+            with self.lockstep.stage():
+                yield
+            return
+        if not self.exact_sampling:
+            yield
+            return
+        steps = self._made_steps(rows) if self.has_steps else None
+        used = self.module if steps is None else self.inner.get_output_embeddings()
+        with packed_weights(used, rows) if self.packs_weights else nullcontext():
+            self._steps = steps
+            try:
+                yield
+            finally:
+                self._steps = None
+
+    def _made_steps(self, rows: int) -> Steps | None:
+        """The decoder's step in fewer operations, by the weights of now; None if there is none for this model."""
+        found = next((kind for kind in _STEPS if kind.fits(self.inner)), None)
+        return None if found is None else found(self.inner, rows, self.packs_weights)
+
+    def in_step(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.lockstep is None else self.lockstep.stage()
+
+    def gradient_passes(self, passes: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.lockstep is None else self.lockstep.gradient(passes, self._idle_loss)
+
+    def narrow_layers(self, dtype: torch.dtype) -> None:
+        """Store the layers' weights in a narrow type; they are computed with in the present one."""
+        layers, self._wide = sharding.repeated_blocks(self.module), self.inner.dtype
+        narrow_layers(layers, dtype)
+        self._widening = widen_when_run(layers, self._wide)
+
+    def shard(self, device: torch.device, processes: Processes) -> None:
+        """Divide the weights among the processes; this process's part is moved to the device."""
+        self._blueprint = sharding.without_weights(self.module)
+        for hook in self._widening:  # layers that are narrow are widened when they are gathered
+            hook.remove()
+        sharding.divide(self.module, device, processes, self._wide)
+        self.lockstep = sharding.Lockstep(self.module, self._idle_runs(), processes)
+
+    def gathered(self, keep: bool) -> TransformerModel | None:
+        if self._blueprint is None:
+            return self if keep else None
+        module = sharding.with_weights(self._blueprint, self.module, keep)
+        if module is None:
+            return None
+        twin = copy.copy(self)
+        twin.lockstep = twin._blueprint = None
+        twin._attach(module)
+        return twin
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
@@ -141,12 +230,15 @@ class TransformerModel(LanguageModel):
     def score(self, prompts: Sequence[PromptTokens], rows: Rows) -> TokenScores:
         rows = Rows(*(tensor.to(self.device) for tensor in (rows.context, rows.tokens, rows.lengths)))
         mask = rows.mask
-        with self._precision():
+        with self._precision(), self._recomputing():
             state = self._prefill(prompts)
             state.select(rows.context)
             hidden = state.hidden[:, None]
             if rows.tokens.shape[1] > 1:
                 hidden = torch.cat([hidden, self._extend(state, rows.tokens[:, :-1])], dim=1)
+            elif self.lockstep is not None and self.lockstep.differentiates:
+                # Other processes have longer rows, and all must run and differentiate the same layers.
+                hidden = hidden + 0.0 * self._extend(state, rows.tokens)
             chosen = chosen_log_probs(self.head, hidden[mask], rows.tokens[mask], self.vocabulary)
         log_probs = chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
         return TokenScores(log_probs=log_probs, hidden=hidden, mask=mask)
@@ -195,31 +287,72 @@ class TransformerModel(LanguageModel):
         shortest = min((window for window in windows if window), default=None)
         return self.shares_prompts and (shortest is None or state.mask.shape[1] + max_length <= shortest)
 
-    def _sharing_works(self) -> bool:
-        """Compare the shared attention with the model's own, on two prompts of different length."""
+    def _own_steps(self) -> Tensor:
+        """States of a short trial by the model's own attention."""
         try:
-            own = self._try_steps(share=False)
+            return self._try_steps(share=False)
         except Exception as error:
             raise UserError(
                 f"models of type {self.config.model_type!r} cannot be decoded step by step from a key-value cache "
                 f"({type(error).__name__}: {error}): use a model of another type"
             ) from error
+
+    def _agrees(self, own: Tensor, share: bool) -> bool:
+        """Whether another way of decoding gives the states that the model's own gives."""
         try:
-            return torch.allclose(self._try_steps(share=True), own, rtol=1e-3, atol=1e-4)
+            return torch.allclose(self._try_steps(share), own, rtol=1e-3, atol=1e-4)
         except Exception:  # another kind of attention: prompts are copied
             return False
 
+    def _steps_work(self, own: Tensor) -> bool:
+        """Whether there is a step in fewer operations for this model, and it does what the model's own does."""
+        try:
+            self._steps = self._made_steps(3)
+            return self._steps is not None and self._agrees(own, share=True)
+        except Exception:  # a later version of the family may have other modules
+            return False
+        finally:
+            self._steps = None
+
     def _try_steps(self, share: bool) -> Tensor:
+        """States after some steps from two prompts of different length."""
         context = torch.tensor([0, 1, 1], device=self.device)
-        decoding = _TransformerDecoding(self, self._prefill([(0, 1), (1,)]), context, 2, share)
+        decoding = self._decode_after(self._prefill([(0, 1), (1,)]), context, 2, share)
         for _ in range(2):
             decoding.advance(torch.zeros_like(context))
         return decoding.hidden
 
+    def _recomputing(self) -> AbstractContextManager[None]:
+        if not self.recomputes or not torch.is_grad_enabled():
+            return nullcontext()
+        return recomputed(sharding.repeated_blocks(self.inner))
+
+    def _run(self, name: str, part: Any, **inputs: Any) -> Any:
+        """Run a part of the model; the processes run a divided one together."""
+        return part(**inputs) if self.lockstep is None else self.lockstep.run(name, partial(part, **inputs))
+
+    def _idle_loss(self) -> Tensor:
+        """A loss that depends on all weights, of a completion of two tokens."""
+        rows = Rows(torch.tensor([0]), torch.tensor([[0, 0]]), torch.tensor([2]))
+        return self.score([(0,)], rows).log_probs.sum()
+
     def _precision(self) -> AbstractContextManager[Any]:
         if self.exact_sampling or self._probing:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        # Cached casts of divided weights would stay while the weights themselves are freed.
+        return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=self.lockstep is None)
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Context of a step of decoding."""
+        # Weights that are gathered in inference mode could not be used for a gradient later.
+        plain = self.lockstep is not None
+        with (
+            torch.inference_mode(False) if plain else nullcontext(),
+            torch.no_grad() if plain else nullcontext(),
+            self._precision(),
+        ):
+            yield
 
 
 class _TransformerDecoding(Decoding):
@@ -233,7 +366,7 @@ class _TransformerDecoding(Decoding):
         self.hidden = self.state.hidden
 
     def advance(self, tokens: Tensor) -> None:
-        with self.model._precision(), self.model._attention(self.share):
+        with self.model._decoding(), self.model._attention(self.share):
             self.hidden = self.state.hidden = self.model._extend(self.state, tokens[:, None])[:, -1]
 
     def keep(self, rows: Tensor) -> None:
@@ -250,10 +383,10 @@ def inner_model(module: nn.Module) -> Any:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the bits of some tensors."""
+    """SHA-256 of the bits of some tensors; of divided ones, of this process's part."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(part_here(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -26,17 +26,16 @@ from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples, draw_samples
 from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 from cdpg.preflight.advice import ProbeStatistics
+from cdpg.preflight.memory_use import MemoryUse, differentiate_largest_pass, used
 from cdpg.sandbox.limits import Limits
 from cdpg.system import memory
 from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, ideal_seconds, run_seconds
-from cdpg.training.validation import aside_of
+from cdpg.training.validation import aside_of, keeps_best
 
 _log = logging.getLogger(__name__)
 
 _TIMED_ROWS = 32
 """Samples that are scored and differentiated to measure the time."""
-_ADAM_MOMENTS = 2
-"""Numbers that Adam stores for each tuned weight."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,10 @@ class ProbeResult:
     """For the whole run: if satisfaction stays as it is, and if every sample satisfied."""
     seconds_evaluating: float
     """For the evaluations, a part of ``seconds``."""
-    memory: float
-    """Bytes that a run should need in this process."""
+    memory: MemoryUse
+    """What the probe has used, from which follows what a run needs."""
+    keeps_best: bool
+    """Whether the run keeps copies of the best model."""
 
 
 def probe(job: Job, inputs: Inputs, count: int) -> ProbeResult:
@@ -85,6 +86,7 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     judge.require_columns(inputs.tuning)
     judge.require_columns(inputs.held_out)
     # With new adapters the model is still the base, and its gradient takes as long as the run's.
+    start = used()
     base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
     warn_of_plain_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out])
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all of them, to refuse one that is too long
@@ -97,11 +99,14 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     own_prompts = [prompts[i] for i in chosen]
     samples = draw_samples(base, contexts, own_prompts, config.num_generations, config, stream, inputs.stop)
     sampling = (time.perf_counter() - started) / samples.lengths.numel()
+    peak = used()
     _log.info("judging them")
     verdicts, constraint = _judge(judge, samples)
     _log.info("timing a gradient")
     pace = Pace(sampling, constraint, *_time_scoring(base, samples, verdicts, config))
-    return _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, _memory(base, config))
+    differentiate_largest_pass(base, prompts, config)
+    memory_use = MemoryUse.of(base, start, peak)
+    return _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, memory_use)
 
 
 def _judge(judge: Judge, samples: Samples) -> tuple[Verdicts, float]:
@@ -130,18 +135,6 @@ def _time_scoring(base: LanguageModel, samples: Samples, verdicts: Verdicts, con
     return (scored - started) / len(rows), (done - scored) / len(rows)
 
 
-def _memory(base: LanguageModel, config: CDPGConfig) -> float:
-    """Peak memory so far, a gradient included, plus what a run needs in addition.
-
-    With adapters the base needs no second copy, and Adam's moments are those of the adapters.
-    """
-    parameters = list(base.module.parameters())
-    tuned = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-    copied = 0 if config.lora_rank else sum(p.numel() * p.element_size() for p in parameters)
-    found = memory.peak()
-    return found.get("GPU memory", found["memory"]) + _ADAM_MOMENTS * tuned + copied
-
-
 def _result(
     samples: Samples,
     verdicts: Verdicts,
@@ -149,7 +142,7 @@ def _result(
     workers: int,
     config: CDPGConfig,
     inputs: Inputs,
-    memory_needed: float,
+    memory_use: MemoryUse,
 ) -> ProbeResult:
     per_context = samples.shape[1]
     without = verdicts.failures.keys() | verdicts.inapplicable
@@ -197,7 +190,8 @@ def _result(
         failure=next(iter(verdicts.failures.values()), None),
         seconds=(low, high),
         seconds_evaluating=evaluating,
-        memory=memory_needed,
+        memory=memory_use,
+        keeps_best=keeps_best(config, make_method(config), len(inputs.held_out)),
     )
 
 

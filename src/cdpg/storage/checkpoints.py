@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cdpg.errors import RunError, UserError
+from cdpg.storage.divided_files import is_divided, take_part, write_divided
 from cdpg.system import files
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[s
     """
     if epoch < 0 or keep < 1:
         raise ValueError(f"epoch must be at least 0 and keep at least 1, not {epoch} and {keep}")
-    tensor_files = {_tensor_file(stem): _saveable(stem, named) for stem, named in tensors.items()}
+    tensor_files = {
+        _tensor_file(stem): named if is_divided(named) else _saveable(stem, named) for stem, named in tensors.items()
+    }
     state_json = _encode_state(state)
     final = folder / f"epoch-{epoch:06d}"
     writing = folder / f"{files.WRITING}{final.name}-{os.getpid()}"
@@ -86,6 +89,12 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Tensors, state: Mapping[s
         raise
     prune(folder, epoch, keep)
     return final
+
+
+def take_part_in_saving(tensors: Tensors) -> None:
+    """What the other processes do while the main one is in :func:`save_checkpoint` with divided tensors."""
+    for named in tensors.values():
+        take_part(named)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -180,7 +189,10 @@ def _write_files(folder: Path, epoch: int, tensor_files: Tensors, state_json: by
 
 def _write_tensors(path: Path, named: Mapping[str, torch.Tensor]) -> None:
     try:
-        save_file(dict(named), path)
+        if is_divided(named):
+            write_divided(path, named)
+        else:
+            save_file(dict(named), path)
     except SafetensorError as error:  # raised for a full disk, for example
         raise OSError(str(error)) from error
 

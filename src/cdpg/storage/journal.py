@@ -11,7 +11,7 @@ from typing import Any
 from cdpg.config import CDPGConfig
 from cdpg.storage import schedule
 from cdpg.storage.atomic import write_lines
-from cdpg.storage.checkpoints import Checkpoint, Tensors, prune, save_checkpoint
+from cdpg.storage.checkpoints import Checkpoint, Tensors, prune, save_checkpoint, take_part_in_saving
 from cdpg.storage.json_files import write_json, write_yaml
 from cdpg.storage.jsonl import JsonlFile, last_record
 from cdpg.storage.overwriting import remove_run, require_place
@@ -81,5 +81,12 @@ class Journal:
             **values,
             "positions": {name: file.position() for name, file in self._logs.items()},
         }
-        everything = {**self._trainable.tensors(), **tensors}
+        everything = self._everything(tensors)
         save_checkpoint(self._folder.checkpoints, epoch, everything, state, config.keep_checkpoints)
+
+    def take_part_in_saving(self, tensors: Tensors) -> None:
+        """What the other processes do while the main one saves: give it their parts of the weights."""
+        take_part_in_saving(self._everything(tensors))
+
+    def _everything(self, tensors: Tensors) -> Tensors:
+        return {**self._trainable.tensors(), **tensors}

@@ -43,7 +43,7 @@ _FREE = frozenset(
 )
 """Settings that a resumed run may change without changing its result; learning rates are compared themselves."""
 _OWN = re.compile(r"^cdpg\.[\w.]*:")
-_ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass"})
+_ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass", "sharding"})
 """Settings that change the order of sums, and so the last bits of a result; allowed, since memory may require it."""
 _MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
 """Settings that change the data of ``evaluations.jsonl``."""
@@ -161,7 +161,7 @@ def check_resume(
     changes += [f"{key} was {before[key]!r} and is {now[key]!r}" for key in _BY_EFFECT if before[key] != now[key]]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
-        for key in ("model", "base", "adapters", "device", "processes", "constraints", "stop", "contexts", "tokens")
+        for key in ("model", "base", "adapters", "device", "constraints", "stop", "contexts", "tokens")
         if _comparable(before.get(key, now[key])) != _comparable(now[key])
     ]
     tuned = {"tuned_on": now["tuned_on"], **before}["tuned_on"]
@@ -203,8 +203,11 @@ def _comparable(fact: Any) -> Any:
 def _rounding(then: CDPGConfig, config: CDPGConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A notice on changes that may affect the last bits of the result."""
     changes = _changed(_ROUNDING, then, config)
-    if before["threads"] != now["threads"]:
-        changes.append(f"the number of threads was {before['threads']} and is {now['threads']}")
+    changes += [
+        f"the number of {key} was {before[key]} and is {now[key]}"
+        for key in ("threads", "processes")
+        if before.get(key, now[key]) != now[key]
+    ]
     changes += [
         f"{package} was {before['versions'].get(package)} and is {version}"
         for package, version in now["versions"].items()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cdpg.errors import UserError
 from cdpg.messages.terms import term
 from cdpg.storage.checkpoints import Checkpoint
+from cdpg.system import shards
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Trainable:
     module: nn.Module | None
     """The method's own parameters."""
     optimizer: torch.optim.Optimizer
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each process holds only its part; then all processes take part when it is saved."""
+        return any(map(shards.is_shard, self.policy.parameters()))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, a tied one once; those of the method come last, as ``objective.…``."""
@@ -42,14 +48,23 @@ class Trainable:
         return {"weights": weights, "optimizer": moments}
 
     def copied_weights(self) -> dict[str, Tensor]:
-        """Copies of the weights on the CPU."""
-        return {name: parameter.detach().cpu().clone() for name, parameter in self.named_parameters().items()}
+        """Copies of the weights on the CPU; of divided ones, copies of this process's part where it is."""
+        return {
+            name: parameter.detach().clone() if shards.is_shard(parameter) else parameter.detach().cpu().clone()
+            for name, parameter in self.named_parameters().items()
+        }
 
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Give the parameters these values; the optimiser's state stays."""
         with torch.no_grad():
             for name, parameter in self.named_parameters().items():
-                parameter.copy_(weights[name])
+                parameter.copy_(shards.divided_like(weights[name], parameter))
+
+    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights by name as this process holds them: whole, or only its part."""
+        if not self.is_divided:
+            return dict(weights)
+        return {name: shards.divided_like(weights[name], p) for name, p in self.named_parameters().items()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same model and method."""
@@ -65,7 +80,7 @@ class Trainable:
             if name in moments:
                 self.optimizer.state[parameter] = {
                     # Fused Adam keeps its step count on the parameter's device.
-                    kind: value.to(parameter.device)
+                    kind: shards.divided_like(value, parameter) if value.dim() else value.to(parameter.device)
                     for kind, value in moments[name].items()
                 }
 

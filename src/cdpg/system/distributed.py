@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,11 @@ from cdpg.errors import UserError
 from cdpg.system.trackers import require_trackers
 
 T = TypeVar("T")
+
+_SIGNS_OF_LOSS = ("closed by peer", "reset by peer", "broken pipe", "socket closed", "nccl", "remote process exited")
+"""In messages of the libraries that processes communicate by, in lower case."""
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that are summed in one call, unless a single one is larger."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,19 @@ class Processes:
         whole[share.start : share.stop] = own
         return self.total(whole)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum the gradients over all processes; a process without a gradient contributes zeros."""
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+        """Sum the gradients over all processes; a process without a gradient contributes zeros.
+
+        Gradients are joined to buckets of about ``bucket_bytes``, and there is one call for each bucket.
+        """
         if self.count == 1:
             return
-        for parameter in parameters:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = self.total(gradient)
+        for bucket in _buckets(parameters, bucket_bytes):
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            summed = self.total(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            parts = summed.split([gradient.numel() for gradient in gradients])
+            for parameter, gradient, part in zip(bucket, gradients, parts, strict=True):
+                parameter.grad = gradient.copy_(part.view_as(gradient))
 
     def gather(self, own: Sequence[T]) -> list[T]:
         """The items of all processes, in the order of the processes, on every process."""
@@ -75,6 +86,22 @@ class Processes:
 
     def wait(self) -> None:
         self.accelerator.wait_for_everyone()
+
+
+def _buckets(parameters: Iterable[nn.Parameter], size: int) -> Iterator[list[nn.Parameter]]:
+    """Consecutive parameters of one type and device, of at most ``size`` bytes together or one of them alone."""
+    bucket: list[nn.Parameter] = []
+    held = 0
+    for parameter in parameters:
+        needed = parameter.numel() * parameter.element_size()
+        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+        if bucket and (not alike or held + needed > size):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(parameter)
+        held += needed
+    if bucket:
+        yield bucket
 
 
 def processes_here() -> int:
@@ -90,6 +117,12 @@ def processes_in_all() -> int:
 def _launched(variable: str) -> int:
     count = os.environ.get(variable, "1")
     return int(count) if count.isdigit() else 1
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an exception means that another process can no longer be reached."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS_OF_LOSS)
 
 
 def make_accelerator(config: CDPGConfig) -> Accelerator:

@@ -17,7 +17,7 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.rng import UniformStream
 from cdpg.models.scoring import plan_passes, prompts_and_rows
 from cdpg.rollout.rollout import Rollout
-from cdpg.system import memory
+from cdpg.system import memory, shards
 from cdpg.system.distributed import Processes
 
 
@@ -84,8 +84,9 @@ def trainable_parameters(policy: LanguageModel, module: nn.Module | None) -> lis
 def make_optimizer(parameters: Sequence[nn.Parameter], config: CDPGConfig) -> torch.optim.Adam:
     """Adam without weight decay, fused if the device supports it."""
     fused = parameters[0].device.type in ("cpu", "cuda", "mps", "xpu")
+    groups = [{"params": kind} for kind in shards.split(parameters) if kind]
     return torch.optim.Adam(
-        parameters, lr=config.learning_rate, betas=config.adam_betas, eps=config.adam_epsilon, fused=fused
+        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.adam_epsilon, fused=fused
     )
 
 
@@ -94,10 +95,12 @@ def accumulate(
 ) -> float:
     """Add the gradient of ``Σ loss / divisor`` over this process's flat rows; returns that sum."""
     loss_sum = 0.0
-    for part in plan_passes(rollout.samples, rows, tokens_per_pass):
-        loss = sample_loss.loss(part, policy.score(*prompts_and_rows(rollout.samples, part))) / divisor
-        loss.backward()
-        loss_sum += float(loss.detach())
+    passes = plan_passes(rollout.samples, rows, tokens_per_pass)
+    with policy.gradient_passes(len(passes)):
+        for part in passes:
+            loss = sample_loss.loss(part, policy.score(*prompts_and_rows(rollout.samples, part))) / divisor
+            loss.backward()
+            loss_sum += float(loss.detach())
     return loss_sum
 
 
@@ -218,7 +221,7 @@ class Updater:
         with memory.needed_for("taking the optimiser's first step", "use a smaller model, or adapters (lora_rank)"):
             self.optimizer.step()
         self.call_callbacks("on_optimizer_step")
-        return bool(nn.utils.get_total_norm([p.detach() for p in self.parameters]).isfinite())
+        return bool(shards.total_norm([p.detach() for p in self.parameters]).isfinite())
 
     def _memory(self) -> AbstractContextManager[None]:
         tokens = self.config.tokens_per_pass
@@ -246,14 +249,24 @@ class Updater:
     def gradient(self, batch: Batch) -> tuple[float, float]:
         """The batch's gradient, summed over processes and clipped; its loss and its norm before clipping."""
         # The buffers are kept, so that a short trial already needs the memory of the real run.
-        self.optimizer.zero_grad(set_to_none=False)
+        self._zero_gradients()
         rollout, rows = batch.rollout, batch.active
         first, count = rollout.first_context * rollout.b.shape[1], rollout.samples.lengths.numel()
         own = rows[(rows >= first) & (rows < first + count)] - first
         loss = accumulate(self.policy, batch.samples, rollout, own, batch.divisor, self.config.tokens_per_pass)
-        self.processes.sum_gradients(self.parameters)
+        kinds = shards.split(self.parameters)
+        self.processes.sum_gradients(kinds[0])  # those of divided weights are summed as they are computed
         loss = float(self.processes.total(torch.tensor(loss, dtype=torch.float64)))
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = shards.total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.config.max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
+            for kind in kinds:
+                nn.utils.clip_grads_with_norm_(kind, self.config.max_grad_norm, norm)
         return loss, float(norm)
+
+    def _zero_gradients(self) -> None:
+        if not any(map(shards.is_shard, self.parameters)):
+            self.optimizer.zero_grad(set_to_none=False)
+            return
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()

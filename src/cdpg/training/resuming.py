@@ -41,7 +41,7 @@ def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[
     parts.trainable.restore(checkpoint)
     _log.info(f"continuing after epoch {checkpoint.epoch}")
     parts.processes.wait()  # no process may still read what is removed next
-    return config, RunState.of(checkpoint, parts.method)
+    return config, RunState.of(checkpoint, parts.method, parts.trainable.divided)
 
 
 def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConfig, keep: bool) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import CDPGError
+from cdpg.models.base import LanguageModel
 from cdpg.storage import card
 from cdpg.storage.atomic import write_folder
 from cdpg.storage.hub import push_folder
@@ -35,13 +37,18 @@ class Saver:
             return False
         if self.parts.is_main:
             self._save(epoch, state)
+        elif self.parts.trainable.is_divided:
+            self.parts.journal.take_part_in_saving(state.tensors())
         self.callbacks.saved()
         self.parts.processes.wait()
         return True
 
     def rescue(self, epoch: int, state: RunState) -> None:
-        """Save the finished epochs if what follows failed before it changed anything."""
-        if epoch and self.parts.is_main:
+        """Save the finished epochs if what follows failed before it changed anything.
+
+        Divided weights are not saved: all processes would have to take part, and they may not all have failed.
+        """
+        if epoch and self.parts.is_main and not self.parts.trainable.is_divided:
             with suppress(CDPGError, MemoryError, RuntimeError, OSError):  # keep the original exception
                 self._save(epoch, state)
                 _log.info(f"a checkpoint of epoch {epoch} is written")
@@ -69,12 +76,19 @@ class Saver:
         return "best", best.epoch, best.gain
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
-        """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
+        """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder.
+
+        If the weights are divided among the processes, all of them call it, and the main one writes.
+        """
+        policy = self.parts.policy.gathered(keep=self.parts.is_main or not self.parts.trainable.is_divided)
+        path = self.parts.folder.model if output_dir is None else Path(output_dir)
+        if policy is None:
+            return path
         if output_dir is None:
-            write_folder(self.parts.folder.model, self._write_model)
-            return self.parts.folder.model
-        self._write_model(Path(output_dir))  # not replaced: it may hold the user's files
-        return Path(output_dir)
+            write_folder(path, partial(self._write_model, policy))
+        else:
+            self._write_model(policy, path)  # not replaced: it may hold the user's files
+        return path
 
     def push(self, repo_id: str, **options: Any) -> str:
         """Upload the tuned model, its tokenizer and its card."""
@@ -82,7 +96,7 @@ class Saver:
         self.callbacks.call("on_push_begin")
         return push_folder(folder, repo_id, **options)
 
-    def _write_model(self, path: Path) -> None:
-        self.parts.policy.save(path, self.config)
+    def _write_model(self, policy: LanguageModel, path: Path) -> None:
+        policy.save(path, self.config)
         if not (path / card.FILE).exists():  # an existing one is the user's
             card.write_card(path, self.parts.folder)

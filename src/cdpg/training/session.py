@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from cdpg.errors import RunError
 from cdpg.storage.provenance import how_to_resume
+from cdpg.system.distributed import is_lost_process
 from cdpg.system.signals import StopSignal
 from cdpg.system.stopping import StopCheck
 from cdpg.training.progress import RunProgress
@@ -34,4 +36,13 @@ def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float],
         StopSignal() as signal,
         RunProgress(epochs, silent=not parts.is_main, seconds_left=seconds_left) as progress,
     ):
-        yield Session(progress, StopCheck(signal, parts.processes, how_to_resume(parts.origin["command"])))
+        resume = how_to_resume(parts.origin["command"])
+        try:
+            yield Session(progress, StopCheck(signal, parts.processes, resume))
+        except RuntimeError as error:
+            if not is_lost_process(error):
+                raise
+            raise RunError(
+                "another process of this run has ended, and this one cannot go on without it: see the message of that "
+                f"process, or whether the system killed it for lack of memory; continue with: {resume}"
+            ) from error

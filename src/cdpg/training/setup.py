@@ -27,7 +27,8 @@ from cdpg.messages.foreign_names import unknown_argument
 from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
-from cdpg.models.loading import load_policy_and_base
+from cdpg.models.loading import load_for
+from cdpg.models.narrow import refuse_large_error
 from cdpg.models.sampling import StopRule
 from cdpg.rollout.sampler import Sampler
 from cdpg.sandbox.limits import Limits
@@ -130,18 +131,13 @@ def set_up(
     judge.require_columns(everything)
     judge.require_columns(eval_contexts)
     processes = Processes(make_accelerator(config))
-    device = processes.accelerator.device if config.device == "auto" else None
-    policy, base = load_policy_and_base(model, config, processing_class, device, peft_config)
+    policy, base, divide = load_for(processes, model, config, processing_class, peft_config)
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
-    all_prompts = policy.encode(everything, config.max_completion_length)
+    all_prompts = _encoded(everything, policy, base, config)
     method = make_method(config)
     (contexts, prompts), aside, best = _divided(everything, all_prompts, config, method, len(eval_contexts))
     given = frozenset(prompt_digests(everything))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, given)
-    module = method.make_module(policy)
-    parameters = trainable_parameters(policy, module)
-    optimizer = make_optimizer(parameters, config)
-    trainable = Trainable(policy.module, module, optimizer)
     folder = RunFolder(config.output_dir)
     origin = provenance.origin(
         model=model if isinstance(model, str) else provenance.model_name(policy.module),
@@ -151,6 +147,11 @@ def set_up(
         stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
         sampling=usage.facts(policy, config, everything, stop),
     )  # fmt: skip
+    divide()  # digests are of whole weights, the optimiser is for the parts
+    module = method.make_module(policy)
+    parameters = trainable_parameters(policy, module)
+    optimizer = make_optimizer(parameters, config)
+    trainable = Trainable(policy.module, module, optimizer)
     about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
     failures = FailureLog(folder.failures, config.check_failures, processes)
     from_base = method.proposal == "base"
@@ -170,6 +171,17 @@ def set_up(
 
 Encoded = tuple[list[Context], list[PromptTokens]]
 """Contexts and their prompts."""
+
+
+def _encoded(
+    contexts: Sequence[Context], policy: LanguageModel, base: LanguageModel, config: CDPGConfig
+) -> list[PromptTokens]:
+    """The prompts; a base that its type takes too far from the policy, which is still the same model, is refused."""
+    prompts = policy.encode(contexts, config.max_completion_length)
+    if config.base_dtype != "float32":
+        setting = f"base_dtype: {config.base_dtype}"
+        refuse_large_error(policy, base, prompts, config.max_completion_length, setting)
+    return prompts
 
 
 def _divided(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,18 @@ class RunState:
         return cls(method.begin(), ReplayBuffer(method.replay_samples))
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, method: Method) -> RunState:
-        """The state in a checkpoint."""
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        method: Method,
+        held: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
+    ) -> RunState:
+        """The state in a checkpoint; ``held`` takes this process's part of the weights of the best model."""
         kept = checkpoint.state.get("best")
         best = None
         if kept is not None:
             peak = tuple(math.nan if gain is None else gain for gain in kept["peak"])
-            best = Best(kept["epoch"], kept["gain"], checkpoint.tensors["best"], peak)
+            best = Best(kept["epoch"], kept["gain"], held(checkpoint.tensors["best"]), peak)
         buffer = ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {}))
         return cls(checkpoint.state["objective"], buffer, best)
 

@@ -48,7 +48,7 @@ def shared_attention(
     folded = query.reshape(rows, key.shape[1], -1, features)  # [R, K, G, D]
     scores = []
     if prefix is not None:
-        scores.append(_prompt_scores(folded, prefix))  # [R, K, G, P]
+        scores.append(prompt_scores(folded, prefix))  # [R, K, G, P]
     if own:
         scores.append(_product(folded, key.transpose(2, 3)))  # [R, K, G, T]
     both = torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0]
@@ -60,7 +60,7 @@ def shared_attention(
     weights = both.softmax(dim=-1)
     output = _product(weights[..., -key.shape[2] :], value) if own else 0.0
     if prefix is not None:
-        output = output + _prompt_values(weights[..., : prefix.get_seq_length()], prefix)
+        output = output + prompt_values(weights[..., : prefix.get_seq_length()], prefix)
     assert isinstance(output, Tensor)
     return output.reshape(rows, 1, heads, -1), None
 
@@ -107,7 +107,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return product
 
 
-def _prompt_scores(folded: Tensor, prefix: PrefixLayer) -> Tensor:
+def prompt_scores(folded: Tensor, prefix: PrefixLayer) -> Tensor:
     """``[R, K, G, D]`` queries to ``[R, K, G, P]`` scores against the prompt of each row's context."""
     groups = prefix.shared.groups
     spread = groups.spread(folded).transpose(1, 2)  # [C, K, width, G, D]
@@ -115,7 +115,7 @@ def _prompt_scores(folded: Tensor, prefix: PrefixLayer) -> Tensor:
     return groups.merge(scores.unflatten(2, spread.shape[2:4]).transpose(1, 2))
 
 
-def _prompt_values(weights: Tensor, prefix: PrefixLayer) -> Tensor:
+def prompt_values(weights: Tensor, prefix: PrefixLayer) -> Tensor:
     """``[R, K, G, P]`` weights to the prompt's part of the output, ``[R, K, G, D]``."""
     groups = prefix.shared.groups
     spread = groups.spread(weights).transpose(1, 2)  # [C, K, width, G, P]

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+SMALLEST = 3 * 2**18
+"""Numbers in the smallest weight that is packed. Products with smaller ones are as fast without, and oneDNN takes
+longer to prepare a product for a number of rows that it has not had than to compute it."""
+
 
 @contextmanager
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Let float32 linear layers use a copy of their weights in oneDNN's layout for ``rows`` rows, within the block.
+    """Within the block, large float32 linear layers use a copy of their weights in oneDNN's layout for ``rows`` rows.
 
     For use without gradient and without changes of the weights. The copy takes as long as two to four steps of sampling
     and as much memory as the weights; it is freed at the end.
@@ -62,8 +66,17 @@ def packing_works() -> bool:
         return False
 
 
+def pays(weight: Tensor) -> bool:
+    """Whether products with this weight are faster if it is packed."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether nothing was put into a layer's way: no other ``forward``, no hook."""
+    return "forward" not in vars(layer) and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
 def _packable_layers(model: nn.Module) -> list[Any]:
-    """Linear layers of known types whose ``forward`` is not replaced."""
+    """Large linear layers of known types whose ``forward`` is not replaced."""
     found: list[Any] = [m for m in model.modules() if type(m) in (nn.Linear, Conv1D) and "forward" not in vars(m)]
-    weights = [(layer, layer.weight) for layer in found if isinstance(layer.weight, Tensor)]
-    return [layer for layer, weight in weights if weight.device.type == "cpu" and weight.dtype == torch.float32]
+    return [layer for layer in found if isinstance(layer.weight, Tensor) and pays(layer.weight)]

@@ -1,0 +1,166 @@
+"""Peak memory of runs: with divided weights beside whole ones, and what ``cdpg check`` forecasts beside what is used.
+
+    python benchmarks/memory.py sharding [--width 768] [--layers 12]     # two processes, each way
+    python benchmarks/memory.py check [--only 3]                         # five configurations
+
+Every figure is the high-water mark of a fresh process. This process itself loads nothing: on Linux a child's peak
+memory starts at that of its parent. Models are random; their weights do not matter here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CONFIGURATIONS: tuple[dict[str, Any], ...] = (
+    {"width": 512, "layers": 6, "vocabulary": 4000, "M": 8, "length": 16, "tokens_per_pass": 512},
+    {"width": 512, "layers": 6, "vocabulary": 4000, "M": 64, "length": 16, "tokens_per_pass": 512},
+    {"width": 256, "layers": 4, "vocabulary": 32000, "M": 8, "length": 64, "tokens_per_pass": 2048},
+    {"width": 256, "layers": 8, "vocabulary": 4000, "M": 8, "length": 128, "tokens_per_pass": 4096},
+    {
+        "width": 256, "layers": 8, "vocabulary": 4000, "M": 8, "length": 128, "tokens_per_pass": 4096,
+        "gradient_checkpointing": True,
+    },
+)  # fmt: skip
+
+
+def make_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
+    """A random Llama and a tokenizer of numbered words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = {f"w{number}": number for number in range(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1", pad_token="w0").save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers,
+        num_attention_heads=width // 64, tie_word_embeddings=True, max_position_embeddings=8192,
+        bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def settings(given: dict[str, Any], folder: Path, **others: Any) -> dict[str, Any]:
+    values = {
+        "output_dir": str(folder / "run"), "overwrite_output_dir": True, "epochs": 2, "warmup_epochs": 0,
+        "contexts_per_epoch": 2, "num_generations": given["M"], "max_completion_length": given["length"],
+        "tokens_per_pass": given["tokens_per_pass"], "device": "cpu", "check_workers": 0, "evaluate_every": 0,
+        "gradient_checkpointing": given.get("gradient_checkpointing", False),
+    }  # fmt: skip
+    return {**values, **others}
+
+
+def every_second(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    return [float(place % 2) for place in range(len(completions))]
+
+
+def run(folder: Path, given: dict[str, Any], sharding: str) -> None:
+    """A run of two epochs; every process reports its peak."""
+    from cdpg import CDPGConfig, CDPGTrainer
+    from cdpg.system import memory
+
+    data = [{"prompt": "w2 w3 w4 w5"}, {"prompt": "w6 w7"}]
+    CDPGTrainer(str(folder), every_second, CDPGConfig(**settings(given, folder, sharding=sharding)), data).train()
+    rank = os.environ.get("RANK", "0")
+    (folder / f"peak-{rank}.json").write_text(json.dumps(memory.peak()["memory"]))
+
+
+def forecast(folder: Path, given: dict[str, Any]) -> None:
+    """What ``cdpg check`` does before it prints its estimate."""
+    from cdpg import CDPGConfig
+    from cdpg.contexts.contexts import load_contexts
+    from cdpg.models.loading import load_model
+    from cdpg.models.rng import UniformStream
+    from cdpg.models.sampling import draw_samples
+    from cdpg.preflight.memory_use import MemoryUse, differentiate_largest_pass, used
+
+    config = CDPGConfig(**settings(given, folder))
+    contexts = load_contexts([{"prompt": "w2 w3 w4 w5"}, {"prompt": "w6 w7"}])
+    start = used()
+    model = load_model(str(folder), config)
+    prompts = model.encode(contexts, config.max_completion_length)
+    draw_samples(model, contexts, prompts, config.num_generations, config, UniformStream(0, "check", 0))
+    sampling = used()
+    differentiate_largest_pass(model, prompts, config)
+    use = MemoryUse.of(model, start, sampling)
+    (folder / "forecast.json").write_text(json.dumps(use.run(config, keeps_best=False)))
+
+
+def child(folder: Path, given: dict[str, Any], what: str, processes: int = 1) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    words = [*(launcher if processes > 1 else []), str(Path(__file__).resolve()), "child", "--what", what]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, *words, "--folder", str(folder), "--given", json.dumps(given)], check=True, env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def read(path: Path) -> float:
+    return float(json.loads(path.read_text()))
+
+
+def compare_sharding(width: int, layers: int) -> None:
+    given = {
+        "width": width, "layers": layers, "vocabulary": 8000, "M": 2, "length": 2, "tokens_per_pass": 64,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        child(folder, given, "model")
+        size = (folder / "model.safetensors").stat().st_size
+        peaks = {}
+        for sharding in ("none", "full"):
+            child(folder, given, sharding, processes=2)
+            peaks[sharding] = [read(folder / f"peak-{rank}.json") for rank in range(2)]
+    print(f"{size / 4e6:.0f} million parameters, 2 processes: peak of each, in MB")
+    for sharding, found in peaks.items():
+        print(f"sharding: {sharding}: {', '.join(f'{peak / 1e6:.0f}' for peak in found)}")
+    print(f"ratio of the larger ones: {max(peaks['full']) / max(peaks['none']):.2f}")
+
+
+def compare_forecasts(only: int | None) -> None:
+    chosen = CONFIGURATIONS if only is None else CONFIGURATIONS[only - 1 : only]
+    for given in chosen:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for what in ("model", "forecast", "none"):
+                child(folder, given, what)
+            size = (folder / "model.safetensors").stat().st_size
+            expected, found = read(folder / "forecast.json"), read(folder / "peak-0.json")
+        facts = ", ".join(f"{key} {value}" for key, value in given.items())
+        print(f"{facts}: {size / 4e6:.0f} million parameters")
+        print(f"  forecast {expected / 1e6:.0f} MB, used {found / 1e6:.0f} MB, {expected / found - 1:+.0%}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["sharding", "check", "child"])
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--only", type=int)
+    for name in ("what", "folder", "given"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part == "sharding":
+        compare_sharding(options.width, options.layers)
+    elif options.part == "check":
+        compare_forecasts(options.only)
+    else:
+        folder, given = Path(options.folder), json.loads(options.given)
+        if options.what == "model":
+            make_model(folder, given["width"], given["layers"], given["vocabulary"])
+        elif options.what == "forecast":
+            forecast(folder, given)
+        else:
+            run(folder, given, options.what)
+
+
+if __name__ == "__main__":
+    main()

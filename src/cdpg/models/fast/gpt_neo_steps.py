@@ -1,0 +1,116 @@
+"""The decoder's step of GPT-Neo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPTNeoForCausalLM
+
+from cdpg.models.fast.attention import prompt_scores, prompt_values
+from cdpg.models.fast.cache import PrefixLayer, Shared
+from cdpg.models.fast.steps import (
+    AddLinear,
+    Linear,
+    RowCache,
+    Steps,
+    StepState,
+    add_linear,
+    all_plain,
+    linear,
+    own_attention,
+)
+
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The parts of a block."""
+
+    norm_1: nn.LayerNorm
+    query_key_value: Linear
+    output: AddLinear
+    norm_2: nn.LayerNorm
+    inner: Linear
+    outer: AddLinear
+
+
+class GPTNeoSteps(Steps):
+    """Steps of a GPT-Neo whose local windows reach back to the prompt."""
+
+    def __init__(self, model: GPTNeoForCausalLM, rows: int, packs: bool) -> None:
+        inner = model.transformer
+        self._tokens, self._positions = inner.wte.weight.detach(), inner.wpe.weight.detach()
+        self._heads = inner.h[0].attn.attention.num_heads
+        self._layers = [_layer(block, rows, packs) for block in inner.h]
+        own = inner.h[0].mlp.act
+        self._activation = _gelu if model.config.activation_function in _TANH_GELU else own
+        self._last_norm = inner.ln_f
+
+    @classmethod
+    def fits(cls, model: nn.Module) -> bool:
+        """Whether this is such a model, and its layers are as they were made."""
+        return type(model) is GPTNeoForCausalLM and all_plain(
+            layer
+            for block in model.transformer.h
+            for attention in [block.attn.attention]
+            for layer in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj,
+                          block.mlp.c_fc, block.mlp.c_proj)
+        )  # fmt: skip
+
+    def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
+        prompts = [PrefixLayer(layer.keys, layer.values, shared) for layer in prefix.layers]
+        features = prompts[0].keys.shape[3]
+        own = RowCache(len(prompts), len(lengths), self._heads, features, prompts[0].keys)
+        return StepState(prompts, own, shared, lengths)
+
+    def step(self, state: StepState, tokens: Tensor) -> Tensor:
+        embed = nn.functional.embedding
+        states = embed(tokens, self._tokens).add_(embed(state.positions, self._positions))
+        state.positions = state.positions + 1
+        state.own.grow()
+        rows, heads = len(tokens), self._heads
+        mask = state.shared.log_mask
+        row_mask = None if mask is None else mask[state.shared.groups.context]  # [R, 1, 1, P]
+
+        def leave_padding_out(scores: Tensor) -> None:
+            if row_mask is not None:
+                scores.view(rows, heads, 1, -1)[..., : row_mask.shape[3]] += row_mask
+
+        for number, (layer, prompt) in enumerate(zip(self._layers, state.prompts, strict=True)):
+            mixed = layer.query_key_value(layer.norm_1(states)).view(rows, 3, heads, -1)
+            state.own.add(number, mixed[:, 1:])
+            query = mixed[:, 0, :, None]  # [R, H, 1, D]
+            before = prompt_scores(query, prompt).flatten(0, 1)
+            folded = query.reshape(rows * heads, 1, -1)
+            output, weights = own_attention(folded, state.own.parts(number), [before], leave_padding_out)
+            output = output.view(rows, heads, 1, -1)
+            output += prompt_values(weights.unflatten(0, (rows, heads)), prompt)
+            layer.output(output.view(rows, -1), states)
+            layer.outer(self._activation(layer.inner(layer.norm_2(states))), states)
+        last: Tensor = self._last_norm(states)
+        return last
+
+
+def _layer(block: Any, rows: int, packs: bool) -> _Layer:
+    attention, mlp = block.attn.attention, block.mlp
+    joined = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).detach()
+
+    def weights(layer: Any) -> tuple[Tensor, Tensor | None, int, bool]:
+        return layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows, packs
+
+    return _Layer(
+        block.ln_1, linear(joined, None, rows, packs), add_linear(*weights(attention.out_proj)),
+        block.ln_2, linear(*weights(mlp.c_fc)), add_linear(*weights(mlp.c_proj)),
+    )  # fmt: skip
+
+
+def _gelu(features: Tensor) -> Tensor:
+    """GELU in its tanh form, as x · σ(2√(2/π)(x + 0.044715 x³)): faster than by the hyperbolic tangent."""
+    inner = features.square().mul_(0.044715 * _SLOPE).add_(_SLOPE).mul_(features)
+    return inner.sigmoid_().mul_(features)

@@ -1,0 +1,58 @@
+"""The forecast of a run's memory: its terms, and the pass that is measured for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import tiny
+from cdpg import CDPGConfig
+from cdpg.models.loading import wrap_model
+from cdpg.preflight.memory_use import MemoryUse, differentiate_largest_pass, used
+
+USE = MemoryUse(start=100, weights=40, trained=40, layers=30, sampling=190, gradient=200)
+"""Sampling needs 190 − 100 − 40 for itself, the gradient 200 − 100 − 40 − 40."""
+
+
+@pytest.mark.parametrize(
+    ("use", "settings", "keeps_best", "expected"),
+    [
+        (USE, {}, False, 100 + 40 + 40 + 3 * 40 + 50),
+        (USE, {}, True, 100 + 40 + 40 + 5 * 40 + 50),
+        (USE, {"base_dtype": "bfloat16"}, False, 100 + 40 + 25 + 3 * 40 + 50),
+        (replace(USE, trained=4), {"lora_rank": 2}, False, 100 + 40 + 3 * 4 + 56),
+        (replace(USE, gradient=280), {}, False, 100 + 40 + 40 + 3 * 40 + 100),
+    ],
+)
+def test_what_stays_and_what_a_stage_needs(
+    use: MemoryUse, settings: dict[str, Any], keeps_best: bool, expected: float
+) -> None:
+    assert use.run(CDPGConfig(**settings), keeps_best) == expected
+
+
+@pytest.mark.parametrize(("tokens_per_pass", "rows"), [(30, 6), (29, 6), (28, 5), (3, 1)])
+def test_the_largest_pass_is_differentiated(tokens_per_pass: int, rows: int) -> None:
+    """A prompt of five tokens and completions of four."""
+    config = CDPGConfig(max_completion_length=4, tokens_per_pass=tokens_per_pass)
+    model = wrap_model(tiny.make_model("llama"), tiny.tokenizer_for("llama"), config)
+    seen, score = [], model.score
+
+    def noting(prompts: Any, given: Any) -> Any:
+        seen.append((list(prompts), tuple(given.tokens.shape), given.lengths.tolist()))
+        return score(prompts, given)
+
+    model.score = noting  # type: ignore[method-assign]
+    differentiate_largest_pass(model, [(3,), (3, 4, 5, 6, 7), (9, 9)], config)
+    assert seen == [([(3, 4, 5, 6, 7)], (rows, 4), [4] * rows)]
+    assert all(p.grad is not None and not p.grad.any() for p in model.module.parameters())
+
+
+def test_weights_are_counted_once() -> None:
+    model = wrap_model(tiny.make_model("gpt2"), tiny.tokenizer_for("gpt2"), CDPGConfig())
+    use = MemoryUse.of(model, start=1.0, sampling=2.0)
+    assert use.weights == use.trained == 4 * sum(p.numel() for p in model.module.parameters())
+    embeddings = 4 * 32 * (300 + 128) + 2 * 4 * 32  # of tokens, which are tied, and positions; the last norm
+    assert use.weights - use.layers == embeddings
+    assert 0 < use.gradient <= used()

@@ -1,0 +1,150 @@
+"""Weights that are divided among processes: the same run as that of one process, on models of three families."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import sharded_run
+import tiny
+import warm
+from cdpg.models.sharding import repeated_blocks, with_weights, without_weights
+from cdpg.storage.jsonl import read_jsonl
+from sharded_run import EPOCHS, HALF, RUNS
+
+
+def launch(count: int, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "launch.py").write_text("from torch.distributed.run import main\n\nmain()\n", encoding="utf-8")
+    start = [warm.python(), str(folder / "launch.py"), "--standalone", "--nproc_per_node", str(count)]
+    script = Path(__file__).parent / "sharded_run.py"
+    return subprocess.run(
+        [*start, str(script), *words], capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for family in {family for family, _ in RUNS.values()}:
+        tiny.save(folder / family, family)
+    return folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def lines(run: Path, name: str) -> list[dict[str, Any]]:
+    """Without times, figures apart."""
+    records = list(read_jsonl(run / name)) if (run / name).exists() else []
+    return [{key: value for key, value in record.items() if not key.startswith("seconds")} for record in records]
+
+
+def tokens(run: Path) -> list[str]:
+    """The tokens of all samples of a run, of all processes, with their prompts."""
+    return sorted(line for path in run.glob("tokens-*.jsonl") for line in path.read_text().splitlines())
+
+
+def assert_same_run(one: Path, other: Path, resumed: bool = False) -> None:
+    """The same samples, token for token, and the same weights up to rounding."""
+    if not resumed:
+        assert tokens(one) == tokens(other)
+    for single, double in zip(lines(one, "metrics.jsonl"), lines(other, "metrics.jsonl"), strict=True):
+        assert {k: v for k, v in single.items() if v is not None} == pytest.approx(
+            {k: v for k, v in double.items() if v is not None}, rel=1e-3, abs=1e-4
+        )
+    for single, double in zip(lines(one, "evaluations.jsonl"), lines(other, "evaluations.jsonl"), strict=True):
+        for metric in ("satisfaction", "satisfaction_beam", "share_of_a"):
+            assert single["metrics"][metric]["mean"] == pytest.approx(double["metrics"][metric]["mean"], abs=1e-4)
+    assert largest_difference(one, other) < 1e-5
+
+
+def moved(models: Path, run: Path, family: str) -> float:
+    """How far the run has moved the weights."""
+    return largest_difference_of(load_file(models / family / "model.safetensors"), weights(run))
+
+
+def largest_difference_of(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_divided_weights_are_tuned_as_whole_ones(tmp_path: Path, models: Path, count: int) -> None:
+    """Of all kinds of runs; and runs are resumed, to the same bits or with the other way of holding the weights."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    for name in RUNS:
+        sharded_run.trainer(models, one / name, name, "none").train()
+    sharded_run.half(one / "llama", many / "half" / "llama-whole")
+    result = launch(count, tmp_path, str(models), str(many), *RUNS)
+    assert result.returncode == 0, result.stderr[-5000:]
+    for name, (family, settings) in RUNS.items():
+        assert_same_run(one / name, many / name)
+        assert moved(models, many / name, family) > 1e-3
+        assert len(lines(many / name, "metrics.jsonl")) == settings.get("epochs", EPOCHS)
+    again = many / "half" / "llama-again"
+    assert largest_difference(many / "llama", again) == 0, "resumed with as many processes, to the same bits"
+    for name in ("weights", "optimizer", "best"):
+        file = f"checkpoints/epoch-{EPOCHS:06d}/{name}.safetensors"
+        assert (many / "llama" / file).read_bytes() == (again / file).read_bytes()
+        first, second = load_file(one / "llama" / file), load_file(many / "llama" / file)
+        assert largest_difference_of(first, second) < (1e-5 if name != "optimizer" else 1e-3)
+    assert_same_run(one / "llama", many / "half" / "llama-whole", resumed=True)
+    back = sharded_run.half(many / "llama", tmp_path / "back")
+    sharded_run.trainer(models, back, "llama", "none").train(resume_from_checkpoint=True)
+    assert_same_run(one / "llama", back, resumed=True)
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path, models: Path) -> None:
+    run = tmp_path / "run"
+    started = time.monotonic()
+    result = launch(2, tmp_path, "deadly", str(models), str(run), DEADLY=str(run))
+    assert result.returncode != 0
+    assert time.monotonic() - started < 120
+    assert result.stderr.count("another process of this run has ended") == 1
+    assert "resume_from_checkpoint=True" in result.stderr
+    assert len(lines(run, "metrics.jsonl")) == HALF
+    sharded_run.trainer(models, run, "gpt2", "none").train(resume_from_checkpoint=True)
+    sharded_run.trainer(models, tmp_path / "whole", "gpt2", "none").train()
+    assert_same_run(tmp_path / "whole", run, resumed=True)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_the_layers_of_every_family_are_found(family: str) -> None:
+    model = tiny.make_model(family)
+    blocks = repeated_blocks(model)
+    assert len(blocks) == (4 if family in tiny.SEQ2SEQ else 2)
+    inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+    outside = [name for name, parameter in model.named_parameters() if id(parameter) not in inside]
+    assert not [name for name in outside if any(digit in name for digit in "0123456789")]
+
+
+def test_a_model_without_repeated_layers_has_none() -> None:
+    assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]))) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "gpt2"])
+def test_a_model_without_weights_gets_them_back(family: str) -> None:
+    model = tiny.make_model(family)
+    empty = without_weights(model)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    twin = with_weights(empty, model, keep=True)
+    assert twin is not None
+    assert with_weights(empty, model, keep=False) is None
+    assert dict(twin.named_parameters()).keys() == dict(model.named_parameters()).keys(), "tied weights stay tied"
+    assert all(torch.equal(a, b) for a, b in zip(twin.parameters(), model.parameters(), strict=True))
+    assert {id(p) for p in twin.parameters()}.isdisjoint(id(p) for p in model.parameters())

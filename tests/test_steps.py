@@ -1,0 +1,114 @@
+"""Decoder steps in fewer operations give the model's own states, and texts are those of the tokenizer itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from cdpg import CDPGConfig
+from cdpg.models.codec import Codec
+from cdpg.models.fast import gpt_neo_steps, steps, t5_steps
+from cdpg.models.fast.steps import RowCache, StepDecoding
+from cdpg.models.loading import load_model
+from test_fast import CONTEXT, PROMPTS, STEPS, check, fail, language_model, stepped, wide_gpt_neo
+
+STEPPED = {"gpt_neo": wide_gpt_neo, "t5": lambda: language_model("t5")}
+"""Families whose step is written in fewer operations."""
+
+
+@pytest.mark.parametrize("family", list(STEPPED))
+def test_steps_in_fewer_operations_give_the_model_s_own_states(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several segments of the cache, while rows leave and move; biases and norms are far from what they start as.
+
+    The first segments are full and the last is not.
+    """
+    monkeypatch.setattr(steps, "SEGMENT", 2)
+    monkeypatch.setattr(t5_steps, "SEGMENT", 1)  # a table of biases that is too short for the last steps
+    model = STEPPED[family]()
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.rand_like(parameter) + ("norm" in name or "ln_" in name))
+    with model.sampling(8):
+        assert isinstance(model.start(PROMPTS, CONTEXT, STEPS), StepDecoding)
+        check(model)
+    assert not isinstance(model.start(PROMPTS, CONTEXT, STEPS), StepDecoding), "made for the weights of then"
+
+
+@pytest.mark.parametrize("family", list(STEPPED))
+def test_steps_use_the_weights_of_now(family: str) -> None:
+    model = STEPPED[family]()
+    with model.sampling(8):
+        before = stepped(model)[-1][0]
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.mul_(0.9)
+    with model.sampling(8):
+        assert not torch.allclose(stepped(model)[-1][0], before)
+        check(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "name"), [("gpt_neo", gpt_neo_steps, "_gelu"), ("t5", t5_steps, "cross_attention")]
+)
+def test_steps_that_differ_or_fail_are_not_used(
+    family: str, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = getattr(module, name)
+    assert STEPPED[family]().has_steps
+    monkeypatch.setattr(module, name, lambda *args: plain(*args) * 1.5)
+    assert not STEPPED[family]().has_steps
+    monkeypatch.setattr(module, name, fail)
+    model = STEPPED[family]()
+    assert not model.has_steps
+    with model.sampling(8):
+        check(model)
+
+
+@pytest.mark.parametrize("family", list(STEPPED))
+def test_changed_layers_have_no_steps(family: str) -> None:
+    """A hook, or a layer of another kind as adapters have it, is not bypassed."""
+    module = tiny.make_model(family)
+    config, tokenizer = CDPGConfig(device="cpu"), tiny.tokenizer_for(family)
+    assert load_model(module, config, tokenizer).has_steps
+    changed = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)][-2]
+    hook = changed.register_forward_hook(lambda layer, args, output: output * 1.0)
+    assert not load_model(module, config, tokenizer).has_steps
+    hook.remove()
+    changed.__class__ = type("Other", (torch.nn.Linear,), {})
+    assert not load_model(module, config, tokenizer).has_steps
+
+
+def test_rows_of_a_segmented_cache_move_with_what_they_hold() -> None:
+    cache = RowCache(2, rows=4, heads=1, features=3, like=torch.zeros(1))
+    held = torch.arange(2 * 40 * 4 * 2 * 3.0).view(2, 40, 4, 2, 1, 3)  # [layer, position, row, key or value, head, …]
+    for position in range(40):
+        cache.grow()
+        for layer in range(2):
+            cache.add(layer, held[layer, position])
+    kept = torch.tensor([0, 3, 2])
+    cache.keep(kept)
+    assert [keys.shape[1] for keys, _ in cache.parts(0)] == [32, 8]
+    for layer in range(2):
+        keys, values = (torch.cat(parts, dim=1) for parts in zip(*cache.parts(layer), strict=True))
+        assert torch.equal(keys, held[layer, :, kept, 0, 0].transpose(0, 1))
+        assert torch.equal(values, held[layer, :, kept, 1, 0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_texts_are_those_of_the_tokenizer_itself(family: str) -> None:
+    """Special tokens and ids beyond the vocabulary are left out; a tokenizer's own way of decoding is respected."""
+    tokenizer = tiny.tokenizer_for(family)
+    codec = Codec(tokenizer, frozenset({tiny.EOS}), None, family == "t5")
+    tokens = (70, 299, tiny.BOS, 120, 300, 45, tiny.EOS)
+    known = [token for token in tokens if token < 300]
+    expected = tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert codec.decode((50, 60), tokens) == expected
+    for name in ("decode", "_decode"):
+        shouting = {name: lambda self, *args, **kwargs: expected.upper() + "!"}
+        tokenizer.__class__ = type("Shouting", (type(tokenizer),), shouting)
+        assert Codec(tokenizer, frozenset(), None, True).decode((50, 60), tokens) == expected.upper() + "!"
+        tokenizer.__class__ = type(tokenizer).__mro__[1]
