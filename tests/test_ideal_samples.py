@@ -242,5 +242,22 @@ def test_no_samples_at_all_give_no_gain() -> None:
         torch.zeros(0, 1, 3, dtype=torch.float64), torch.zeros(0, 1, dtype=torch.bool),
     )  # fmt: skip
     found = IdealSamples(2, torch.zeros(0, dtype=torch.long), empty, torch.zeros(0, dtype=torch.float64), 0)
-    values = mean_by_context(torch.zeros(0, dtype=torch.float64), found.owners, 2)
+    values = side_by_side(1, lambda processes: found.gain(tabular(SEED), processes, 1000))[0]
+    assert values.shape == (2,)
     assert values.isnan().all()
+
+
+def test_contexts_without_a_verdict_are_not_said_to_lack_a_satisfying_sample(tmp_path: Path) -> None:
+    """No constraint applies to the first; in the third no sample satisfies, and more draws might find one."""
+
+    def some(prompts: Any, completions: Any, **columns: Any) -> list[bool | None]:
+        verdicts: dict[str, bool | None] = {"a": None, "a b": True, "a b c": False}
+        return [verdicts[prompt] for prompt in prompts]
+
+    made = trainer(tmp_path, some)
+    evaluation = made.evaluator.evaluate({"tuned": lambda: tabular(SEED + 1)}, {})
+    assert evaluation is not None
+    found = evaluation.to_mapping({"base": "base", "tuned": "tuned"})
+    assert found["contexts_with_gain"] == 1
+    told = "1 of 2 contexts have no satisfying sample of the base, and do not count in the gain"
+    assert [notice for notice in found["notices"] if "gain" in notice] == [f"{told}; a larger gain_draws finds more"]

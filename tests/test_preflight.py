@@ -21,7 +21,7 @@ from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
 from cdpg.preflight.advice import Advice, ProbeStatistics, advise, deviation, enough_samples, expected_kappa, kappa
 from cdpg.preflight.probe import probe
-from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
+from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, ideal_seconds, run_seconds
 
 
 def stats(hits: list[float], **changes: Any) -> ProbeStatistics:
@@ -160,16 +160,31 @@ PACE = Pace(sampling=1.0, constraint=0.5, scoring=0.1, gradient=0.3)
 
 def test_the_time_of_an_epoch() -> None:
     config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False, replay=0)
-    assert epoch_seconds(config, PACE, 0.5) == pytest.approx(10 + 5 * 0.4)
-    assert epoch_seconds(config, Pace(1.0, 4.0, 0.1, 0.3), 0.0) == pytest.approx(40)
-    assert epoch_seconds(config.replace(control_variate=True), PACE, 0.5) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
-    assert epoch_seconds(config.replace(control_variate=True), PACE, 0.1) == pytest.approx(10 + 1 * 0.4), "too rare"
+
+    def seconds(satisfying: float, pace: Pace = PACE, aside: int = 5, **changes: Any) -> float:
+        return epoch_seconds(config.replace(**changes), pace, satisfying, aside)
+
+    assert seconds(0.5) == pytest.approx(10 + 5 * 0.4)
+    assert seconds(0.0, Pace(1.0, 4.0, 0.1, 0.3)) == pytest.approx(40)
+    assert seconds(0.5, control_variate=True) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
+    assert seconds(0.1, control_variate=True) == pytest.approx(10 + 1 * 0.4), "too rare"
     replayed = 8 / 4 * 10 * 0.5 / (1 - 0.5**5)
-    assert epoch_seconds(config.replace(replay=8), PACE, 0.5) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
-    assert epoch_seconds(config.replace(replay=8), PACE, 0.0) == pytest.approx(10)
-    assert epoch_seconds(config.replace(method="ziegler"), PACE, 0.5) == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
-    assert epoch_seconds(config.replace(method="raft"), PACE, 0.5) == pytest.approx(10 + 5 * (0.1 + 4 * 0.3))
-    assert epoch_seconds(config.replace(method="rft"), PACE, 0.5) == pytest.approx(10 + 5 * 4 * 0.3), "nothing to score"
+    assert seconds(0.5, replay=8) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
+    assert seconds(0.5, replay=8, aside=0) == seconds(0.5), "nothing shows whether it helps"
+    assert seconds(0.0, replay=8) == pytest.approx(10)
+    assert seconds(0.5, method="ziegler") == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
+    assert seconds(0.5, method="raft") == pytest.approx(10 + 5 * (0.1 + 4 * 0.3))
+    assert seconds(0.5, method="rft") == pytest.approx(10 + 5 * 4 * 0.3), "nothing to score"
+
+
+def test_the_time_to_find_samples_of_the_ideal_model() -> None:
+    config = CDPGConfig(gain_draws=32, evaluation_samples=16)
+    assert ideal_seconds(config, PACE, 0.2, aside=5, held_out=10) == pytest.approx(5 * 20 + 10 * 4)
+    assert ideal_seconds(config, PACE, 0.0, aside=5, held_out=10) == pytest.approx(5 * 32 + 10 * 16)
+    assert ideal_seconds(config, PACE, 0.9, aside=0, held_out=10) == 0.0, "the evaluation's own samples are enough"
+    never = config.replace(evaluate_every=0, evaluate_at_end=False)
+    assert ideal_seconds(never, PACE, 0.2, aside=0, held_out=10) == 0.0
+    assert ideal_seconds(config.replace(gain_draws=0), PACE, 0.2, aside=0, held_out=10) == 0.0
 
 
 def test_the_time_of_evaluations() -> None:

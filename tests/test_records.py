@@ -91,7 +91,9 @@ def kl_target_policy(ratio: np.ndarray) -> float | None:
 
 
 def test_an_epochs_line() -> None:
-    summary = StepSummary(loss=1.5, grad_norm=0.25, steps=3, skipped=2, replayed=4, refused=(SimpleNamespace(),))  # type: ignore[arg-type]
+    summary = StepSummary(
+        loss=1.5, grad_norm=0.25, steps=3, skipped=2, replayed=4, refused=(SimpleNamespace(replayed=False),)
+    )  # type: ignore[arg-type]
     found = metrics_record(make_epoch(), summary, 0.125, EPSILON)
     z = np.array([ratio.mean() for ratio in ratios()])
     noise = np.mean([ratio.var(ddof=1) / len(ratio) for ratio in ratios()])

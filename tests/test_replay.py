@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.contexts.contexts import Context
 from cdpg.methods.cdpg import CDPG
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples
@@ -22,6 +23,7 @@ from cdpg.rollout.replay import ReplayBuffer
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system.distributed import Processes
+from cdpg.training import resuming
 from cdpg.training.optimization import accumulate
 from cdpg.training.replay import Replay
 from enumeration import (
@@ -96,6 +98,27 @@ def test_a_visit_comes_back_as_it_was_drawn() -> None:
                 ids = drawn.samples.token_ids(row, sample)
                 stored = found.samples.tokens[place, sample, : len(ids)].tolist()
                 assert stored == (ids if kept else [0] * len(ids))
+
+    alone(work)
+
+
+def test_what_the_base_cannot_say_is_stored_as_not_satisfying() -> None:
+    """b > 0 with log a = −∞ has weight 0, and no checkpoint holds −∞."""
+
+    def work(processes: Processes) -> None:
+        drawn = epoch_of(1, (0, 2))
+        drawn = replace(
+            drawn, b=torch.ones_like(drawn.b), valid=torch.ones_like(drawn.valid), log_a=drawn.log_a.clone()
+        )
+        drawn.log_a[0, 1] = -math.inf
+        buffer = ReplayBuffer(1000).add(drawn, processes)
+        assert all(bool(tensor.isfinite().all()) for tensor in buffer.tensors().values())
+        found = buffer.rollout(torch.arange(2), contexts_of(3), [(0,), (1,), (2,)], processes)
+        assert found.b.tolist() == [[1, 0, 1, 1], [1, 1, 1, 1]]
+        assert torch.equal(found.log_ratio, drawn.log_ratio)
+        for row, sample in ((0, 0), (0, 2), (1, 3)):
+            ids = drawn.samples.token_ids(row, sample)
+            assert found.samples.tokens[row, sample, : len(ids)].tolist() == ids
 
     alone(work)
 
@@ -196,7 +219,7 @@ def test_replayed_weights_have_the_direction_of_p_with_the_q_and_the_z_of_all_vi
         for second in product(range(4), repeat=2):
             state = made.advance(before, Visit(first, Q[0]))  # type: ignore[arg-type]
             state = made.advance({**state, "prior": before["prior"]}, Visit(second, Q[1]))  # type: ignore[arg-type]
-            state = {**state, "prior": before["prior"]}  # what the mean over contexts is worth does not matter here
+            state = {**state, "prior": before["prior"]}  # a later prior has seen the sample, as one of all samples
             weights = made.weights(Visit(first, Q[0]), state)[0]  # type: ignore[arg-type]
             probability = math.prod(float(Q[0][x]) for x in first) * math.prod(float(Q[1][x]) for x in second)
             for outcome, weight in zip(first, weights.tolist(), strict=True):
@@ -240,15 +263,15 @@ def trainer(folder: Path, **changes: Any) -> CDPGTrainer:
         "epochs": 6, "contexts_per_epoch": 2, "num_generations": 6, "max_completion_length": MAX_LENGTH,
         "learning_rate": 0.1, "warmup_epochs": 0, "device": "cpu", "check_workers": 0, "replay": 2, "save_every": 2,
         "partition": "pooled", "evaluate_every": 0, "evaluate_at_end": False, "batch_size": 6,
-        "validation_contexts": 1, "gain_draws": 64,
+        "validation_contexts": 5, "gain_draws": 64,
     }  # fmt: skip
     config = CDPGConfig(output_dir=str(folder), **(settings | changes))
 
     def some(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
         return ["a" in text for text in completions]
 
-    names = [str(context.prompt) for context in contexts_of(3)]
-    return CDPGTrainer(SharedTable(names, LETTERS, MAX_LENGTH, seed=2), some, config, contexts_of(3))
+    contexts = [Context(prompt=f"prompt {i}", columns={}, row=i + 1) for i in range(7)]
+    return CDPGTrainer(SharedTable(["a"], LETTERS, MAX_LENGTH, seed=2), some, config, contexts)
 
 
 def test_batches_are_divided_so_that_the_mean_is_over_all_visits() -> None:
@@ -287,12 +310,24 @@ def test_a_run_counts_its_replayed_steps_apart(tmp_path: Path) -> None:
     assert found[0][1]["loss"] != found[1][1]["loss"], "the policy has moved further"
 
 
-def test_an_epoch_replays_only_if_the_model_before_it_is_the_one_to_keep(tmp_path: Path) -> None:
-    """Before the first epoch the base is the best model."""
-    trainer(tmp_path, learning_rate=1.0, epochs=12).train()
+def test_an_epoch_replays_only_if_the_epoch_before_has_not_lowered_the_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first epoch is compared with the base, whose gain is 0."""
+    made = trainer(tmp_path, learning_rate=2.0, epochs=12)
+    better, expected, earlier = made.validation.better, [True], list[Tensor]()
+
+    def watch(best: Any, epoch: int, gains: Tensor) -> Any:
+        gap = gains - (earlier[-1] if earlier else 0.0)
+        gap = gap[~gap.isnan()].numpy()
+        expected.append(bool(gap.mean() >= -gap.std(ddof=1) / math.sqrt(len(gap))))
+        earlier.append(gains)
+        return better(best, epoch, gains)
+
+    monkeypatch.setattr(made.validation, "better", watch)
+    made.train()
+    expected.pop()
     records = list(read_jsonl(tmp_path / "metrics.jsonl"))
-    gains = [0.0, *(record["gain_validation"] for record in records)]
-    expected = [gains[e] == max(gains[: e + 1]) for e in range(12)]  # a single context: no noise is known
     assert [record["steps_replayed"] > 0 for record in records] == expected
     assert 0 < sum(expected) < 12, "both happen, or this shows nothing"
 
@@ -300,6 +335,30 @@ def test_an_epoch_replays_only_if_the_model_before_it_is_the_one_to_keep(tmp_pat
 def test_without_contexts_set_aside_nothing_is_replayed(tmp_path: Path) -> None:
     trainer(tmp_path, validation_contexts=None).train()
     assert [record["steps_replayed"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [0] * 6
+    assert not (tmp_path / "checkpoints" / "epoch-000006" / "replay.safetensors").exists(), "nothing is kept for it"
+
+
+def test_replayed_steps_that_are_refused_are_counted_and_written_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, batches = trainer(tmp_path, epochs=1), Replay.batches
+
+    def broken(self: Replay, rollout: Rollout, state: Any) -> Any:
+        return (replace(batch, divisor=math.nan) for batch in batches(self, rollout, state))
+
+    monkeypatch.setattr(Replay, "batches", broken)
+    made.train()
+    (record,) = read_jsonl(tmp_path / "metrics.jsonl")
+    counted = ("steps", "steps_nonfinite", "steps_replayed", "steps_replayed_nonfinite")
+    assert [record[name] for name in counted] == [2, 0, 0, 4]
+    steps = json.loads((tmp_path / "nonfinite" / "epoch-000001.json").read_text())["steps"]
+    assert [step["replayed"] for step in steps] == [True] * 4
+    for step in steps:
+        assert step["samples"]
+        for sample in step["samples"]:
+            assert sample["completion"] is None
+            assert sample["b"] == 1.0
+            assert 1 in sample["token_ids"], "an 'a'"
 
 
 def test_a_resumed_run_replays_the_same(tmp_path: Path) -> None:
@@ -312,11 +371,25 @@ def test_a_resumed_run_replays_the_same(tmp_path: Path) -> None:
     assert models[0] == models[1]
     states = [json.loads((f / "checkpoints" / "epoch-000006" / "state.json").read_text()) for f in (whole, parted)]
     assert states[0]["objective"] == states[1]["objective"]
+    assert (whole / "checkpoints" / "epoch-000006" / "replay.safetensors").exists()
 
 
-def test_an_epoch_without_finite_weights_is_not_remembered(tmp_path: Path) -> None:
-    made = trainer(tmp_path, partition="batch", epochs=1, validation_contexts=None)
-    with torch.no_grad():
-        made.base.module["table"].fill_(float("nan"))  # type: ignore[index]
+@pytest.mark.parametrize("partition", ["batch", "pooled"])
+def test_an_epoch_without_finite_weights_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: str
+) -> None:
+    """Its steps are refused, and the run goes on."""
+    made = trainer(tmp_path, partition=partition, epochs=1)
+    begin = resuming.begin_validation
+
+    def breaks_the_base(*given: Any) -> Any:
+        state = begin(*given)
+        with torch.no_grad():
+            made.base.module["table"].fill_(float("nan"))  # type: ignore[index]
+        return state
+
+    monkeypatch.setattr(resuming, "begin_validation", breaks_the_base)
     made.train()
+    (record,) = read_jsonl(tmp_path / "metrics.jsonl")
+    assert (record["steps"], record["steps_nonfinite"], record["steps_replayed"]) == (0, 2, 0)
     assert not (tmp_path / "checkpoints" / "epoch-000001" / "replay.safetensors").exists()

@@ -144,11 +144,11 @@ class CDPGConfig:
     keep: Literal["last", "best"] | None = None
     """Which model the run ends with: the last one, or the latest whose gain on the contexts set aside
     (``validation_contexts``) is not below the largest by more than its noise. By default ``best`` for method ``cdpg``
-    if there are held-out contexts, else ``last``."""
+    if there are held-out contexts and some set aside, else ``last``."""
     validation_contexts: int | None = None
     """Contexts to tune on that are set aside: which model is kept, and how much is replayed, is decided on them. They
     are not held out for evaluation. By default a tenth, at most 64, and none of fewer than 50. If nothing is to be
-    decided, none are set aside."""
+    decided, none are set aside; if fewer than 5 of them have a sample of the ideal model, nothing is."""
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
@@ -167,8 +167,8 @@ class CDPGConfig:
     evaluation_samples: int = 16
     """Samples drawn for each held-out context."""
     gain_draws: int = 32
-    """Samples of the base that are drawn for each held-out context, at most, to find samples of the ideal model: the
-    gain is measured on these. 0 leaves the gain out."""
+    """Samples of the base that are drawn for each context held out or set aside, at most, to find samples of the ideal
+    model: the gain is measured on these. With 0 there is no gain: nothing is replayed, and the last model is kept."""
     moment_contexts: int = 256
     """Contexts on whose samples of the base λ of the target's moments is fitted, at most."""
     moment_draws: int = 32
@@ -371,7 +371,7 @@ def _out_of_range(config: CDPGConfig) -> Iterable[str]:
         "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
         "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
         "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "gain_draws": 0,
-        "validation_contexts": 1, "seed": 0, "check_workers": 0, "moment_contexts": 1, "moment_draws": 2,
+        "validation_contexts": 5, "seed": 0, "check_workers": 0, "moment_contexts": 1, "moment_draws": 2,
         "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1, "lora_rank": 1,
     }  # fmt: skip
     yield from too_small(config, at_least)

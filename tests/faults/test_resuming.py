@@ -382,7 +382,8 @@ def test_a_model_that_lies_in_the_folder_of_a_new_run_is_left_alone(
 def test_a_checkpoint_without_what_later_versions_record_is_continued(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, later = provenance.check_resume, ("adapters", "tokens", "held_out")
+    later = ("adapters", "tokens", "held_out", "tuned_on", "keep", "prune")
+    original = provenance.check_resume
 
     def older(done: int, state: Any, *rest: Any) -> list[str]:
         origin = {key: value for key, value in state["origin"].items() if key not in later}
@@ -390,6 +391,38 @@ def test_a_checkpoint_without_what_later_versions_record_is_continued(
 
     monkeypatch.setattr(provenance, "check_resume", older)
     make(run, epochs=5).train(resume_from_checkpoint=True)
+    assert epochs(run) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("dpg", []), ("cdpg", ["control_variate was False and is True", "replay was 0 and is 8"])],
+)
+def test_a_run_of_an_earlier_version_is_compared_in_what_it_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, told: list[str]
+) -> None:
+    """It has none of the later settings. Those of other methods do not matter, nor do those without effect."""
+    make(tmp_path, method=method, epochs=2).train()
+    later = ("keep", "prune", "partition", "control_variate", "replay", "tuned_on")
+    original = provenance.check_resume
+
+    def older(done: int, state: Any, *rest: Any) -> list[str]:
+        parts = {name: {key: v for key, v in state[name].items() if key not in later} for name in ("config", "origin")}
+        return original(done, {**state, **parts}, *rest)
+
+    monkeypatch.setattr(provenance, "check_resume", older)
+    if told:
+        with pytest.raises(UserError) as refused:
+            make(tmp_path, method=method, epochs=3).train(resume_from_checkpoint=True)
+        assert re.findall(r"\w+ was \w+ and is \w+", str(refused.value)) == told
+    as_then = {"control_variate": False, "replay": 0} if told else {}
+    make(tmp_path, method=method, epochs=3, **as_then).train(resume_from_checkpoint=True)
+    assert epochs(tmp_path) == [1, 2, 3]
+
+
+def test_settings_are_compared_by_what_they_do(run: Path) -> None:
+    """No contexts are set aside and the constraint has no function 'hopeless': either value does the same."""
+    make(run, epochs=5, keep="last", prune=False).train(resume_from_checkpoint=True)
     assert epochs(run) == [1, 2, 3, 4, 5]
 
 

@@ -172,10 +172,14 @@ class Evaluation:
 
     def _on_gain(self) -> Iterator[str]:
         """A notice on contexts that do not count in the gain."""
-        counted, contexts = self._with_gain(), len(self.outcomes[BASE].contexts)
-        if counted is not None and counted < contexts:
+        gain = self.statistics[BASE].get(GAIN)
+        if gain is None:
+            return
+        judged = self.outcomes[BASE].table("valid").any(dim=1).numpy()  # no draw helps where no sample has a verdict
+        lacking = int((judged & (gain.terms[:, 1] == 0)).sum())
+        if lacking:
             yield (
-                f"{contexts - counted:,} of {contexts:,} contexts have no satisfying sample of the base, and do not "
+                f"{lacking:,} of {judged.sum():,} contexts have no satisfying sample of the base, and do not "
                 "count in the gain; a larger gain_draws finds more"
             )
         weighted = self.about.get(GAIN_ESS)

@@ -41,9 +41,9 @@ class CDPGSettings(MethodSettings):
     and the others are many."""
     replay: int = 8
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
-    quarter as many contexts. An epoch replays only if the model of the epoch before is the one to keep, by the gain on
-    the contexts set aside (``validation_contexts``), so that samples are not learnt by heart. Without such contexts, as
-    by default with fewer than 50, nothing is replayed."""
+    quarter as many contexts. An epoch replays only if the epoch before has not lowered the gain on the contexts set
+    aside (``validation_contexts``) by more than its noise, so that samples are not learnt by heart. Without such
+    contexts, as by default with fewer than 50, nothing is replayed."""
     replay_samples: int = 65536
     """Samples of the latest epochs that are kept for replay; the latest epoch is kept whole, however large it is. A
     sample takes 33 bytes and its context 16, a token of a satisfying sample 4 more."""

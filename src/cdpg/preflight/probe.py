@@ -29,8 +29,8 @@ from cdpg.preflight.advice import ProbeStatistics
 from cdpg.preflight.memory_use import MemoryUse, differentiate_largest_pass, used
 from cdpg.sandbox.limits import Limits
 from cdpg.system import memory
-from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, run_seconds
-from cdpg.training.validation import keeps_best
+from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, ideal_seconds, run_seconds
+from cdpg.training.validation import aside_of, keeps_best
 
 _log = logging.getLogger(__name__)
 
@@ -180,11 +180,13 @@ def _result(
     context = context_seconds(config, pace, inputs.measure.beams)
     share = sum(hits) / len(hits) if hits else 0.0
     most = share if make_method(config).proposal == "base" else 1.0  # the base's satisfaction stays as it is
+    held_out, aside = len(inputs.held_out), len(aside_of(inputs.tuning, config, len(inputs.held_out)))
+    finding = ideal_seconds(config, pace, share, aside, held_out)
     low, high = (
-        run_seconds(config, epoch_seconds(config, pace, satisfying), context, len(inputs.held_out))
+        finding + run_seconds(config, epoch_seconds(config, pace, satisfying, aside), context, held_out)
         for satisfying in (share, most)
     )
-    evaluating = context * evaluated_contexts(config, len(inputs.held_out))
+    evaluating = context * evaluated_contexts(config, held_out)
     stats = dataclasses.replace(stats, evaluations=evaluating / low if low else 0.0)
     rows = [row for row in range(len(verdicts.b)) if row not in without]
     return ProbeResult(

@@ -69,6 +69,7 @@ class Journal:
             files.discard(self._folder.model)  # results of an earlier end are out of date
             files.discard(self._folder.kept)
             files.discard(self._folder.evaluation)
+            files.discard(self._folder.ideal_samples)
             files.discard(self._folder.report)
 
     def save(self, epoch: int, config: CDPGConfig, values: Mapping[str, Any], tensors: Tensors) -> None:

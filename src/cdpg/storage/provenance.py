@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdpg.config import FIELDS, CDPGConfig
+from cdpg.config import FIELDS, GENERAL, METHOD_SETTINGS, CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import fingerprint
 from cdpg.errors import UserError
@@ -46,7 +47,9 @@ _ROUNDING = frozenset({"rows_per_pass", "tokens_per_pass", "sharding"})
 """Settings that change the order of sums, and so the last bits of a result; allowed, since memory may require it."""
 _MEASURING = frozenset({"evaluation_contexts", "evaluation_samples"})
 """Settings that change the data of ``evaluations.jsonl``."""
-_EARLIER = {"keep": "last", "partition": "batch", "control_variate": False, "replay": 0, "prune": False}
+_BY_EFFECT = {"keep": "last", "prune": False}
+"""Settings that are compared by what they do in the run, which its origin has; each with its value without effect."""
+_EARLIER = {**_BY_EFFECT, "partition": "batch", "control_variate": False, "replay": 0}
 """What a run of an earlier version did that does not have these settings."""
 _LIMITS = frozenset({"check_seconds", "check_memory"})
 """Settings that may change the verdict on a text that exhausts its check."""
@@ -61,12 +64,19 @@ def origin(
     contexts: Sequence[Context],
     prompts: Sequence[PromptTokens],
     held_out: Sequence[Context],
+    tuned_on: Sequence[Context],
+    keep: str,
+    prune: bool,
     stop: str | None,
     processes: int,
     command: str | None,
     sampling: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Facts that are needed to repeat a run, beside its settings; ``sampling`` is for users of the model."""
+    """Facts that are needed to repeat a run, beside its settings; ``sampling`` is for users of the model.
+
+    ``tuned_on`` are those of the ``contexts`` that are not set aside. ``keep`` and ``prune`` say what the settings of
+    these names do in the run.
+    """
     return {
         "command": command,
         "model": model,
@@ -77,6 +87,9 @@ def origin(
         "constraints": list(constraints),
         "stop": stop,
         "contexts": {"count": len(contexts), "sha256": fingerprint(contexts)},
+        "tuned_on": {"count": len(tuned_on), "sha256": fingerprint(tuned_on)},
+        "keep": keep,
+        "prune": prune,
         "tokens": hashlib.sha256(repr(list(prompts)).encode()).hexdigest(),
         "held_out": {"count": len(held_out), "sha256": fingerprint(held_out)},
         "threads": torch.get_num_threads(),
@@ -139,24 +152,47 @@ def check_resume(
     """
     then = begun_with(state)
     changes = [
-        f"{key} was {value!r} and is {getattr(config, key)!r}"
-        for key, value in then.values().items()
-        if key not in _FREE | _ROUNDING | _MEASURING | _LIMITS and value != getattr(config, key)
+        f"{key} was {getattr(then, key)!r} and is {getattr(config, key)!r}"
+        for key in _compared(config.method)
+        if getattr(then, key) != getattr(config, key)
     ]
     changes += rate_changes(done, then, config, checkpoints, kept)
-    # Earlier versions wrote no adapters if the base is a copy; whether there are any shows in the parameters' names.
-    before = {**state["origin"], "adapters": state["origin"].get("adapters") or now["adapters"]}
+    before = _origin_then(state, then, now)
+    changes += [f"{key} was {before[key]!r} and is {now[key]!r}" for key in _BY_EFFECT if before[key] != now[key]]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
         for key in ("model", "base", "adapters", "device", "constraints", "stop", "contexts", "tokens")
         if _comparable(before.get(key, now[key])) != _comparable(now[key])
     ]
+    tuned = {"tuned_on": now["tuned_on"], **before}["tuned_on"]
+    if tuned != now["tuned_on"] and before["contexts"] == now["contexts"]:
+        changes.append(
+            f"{tuned['count']:,} of the contexts were tuned on and the others set aside, now it would be other "
+            f"{now['tuned_on']['count']:,}"
+        )
     if changes:
         raise UserError(
             f"this run cannot be continued as asked, because the result would be another: {'; '.join(changes)}. "
             f"Give what it was started with, or start in another folder"
         )
     return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
+
+
+def _compared(method: str) -> list[str]:
+    """Settings that must stay the same: those of no method, and those of the run's own."""
+    own = [*GENERAL, *(field.name for field in fields(METHOD_SETTINGS[method]))]
+    return [key for key in own if key not in {*_FREE, *_ROUNDING, *_MEASURING, *_LIMITS, *_BY_EFFECT}]
+
+
+def _origin_then(state: Mapping[str, Any], then: CDPGConfig, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The origin in a checkpoint's state, with what an earlier version did not record.
+
+    Such a version wrote no adapters if the base is a copy; whether there are any shows in the parameters' names. It
+    wrote no effect of settings: one that was off had none, and for one that was on, the present effect is taken.
+    """
+    origin = state["origin"]
+    effects = {key: off if getattr(then, key) == off else now[key] for key, off in _BY_EFFECT.items()}
+    return {**effects, **origin, "adapters": origin.get("adapters") or now["adapters"]}
 
 
 def _comparable(fact: Any) -> Any:

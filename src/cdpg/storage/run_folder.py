@@ -137,7 +137,7 @@ class RunFolder:
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
             *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.kept, self.moments),
-            self.path / ".lock",
+            *(self.ideal_samples, self.path / ".lock"),
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):
@@ -187,10 +187,17 @@ def _locked(path: Path) -> int:
 
 
 def costs(folder: RunFolder) -> dict[str, float]:
-    """A run's cost so far: epochs, samples, tokens and seconds, summed over its metrics."""
+    """A run's cost so far: epochs, samples, tokens and seconds, summed over its metrics.
+
+    Samples and seconds include those that were drawn for the contexts set aside.
+    """
     records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
     keys = ("samples", "tokens", "seconds")
-    return {"epochs": len(records), **{key: sum(record.get(key) or 0 for record in records) for key in keys}}
+
+    def spent(key: str) -> float:
+        return sum((record.get(key) or 0) + (record.get(f"{key}_aside") or 0) for record in records)
+
+    return {"epochs": len(records), **{key: spent(key) for key in keys}}
 
 
 def kept(folder: RunFolder) -> dict[str, Any] | None:

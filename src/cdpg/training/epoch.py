@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +59,7 @@ class Epoch:
         ``state`` is the run's after the epoch before; returns that after this one, too.
         """
         buffer = self._remembered(rollout, state)
-        replay = self._replay(buffer) if state.is_improving(self._number) else None
+        replay = self._replay(buffer) if state.may_replay else None
         summary = self._updater.update(rollout, state.method, self._rescue, replay)
         self._watch.lap("gradient")
         if summary.refused and self._parts.is_main:
@@ -73,8 +74,11 @@ class Epoch:
         return summary, self._parts.target_fit.after_epoch(rollout, state, self._config)
 
     def _remembered(self, rollout: Rollout, state: RunState) -> ReplayBuffer:
-        """The samples for replay, with those of this epoch unless its weights are not finite: it has no step then."""
-        if not self._parts.method.replay or not bool(rollout.log_ratio.exp().isfinite().all()):
+        """The samples for replay, with those of this epoch if they may be replayed.
+
+        Without a model to keep nothing ever is. An epoch with a weight that is not finite would spoil any batch.
+        """
+        if not self._parts.method.replay or state.best is None or not bool(rollout.log_ratio.exp().isfinite().all()):
             return state.replay
         return state.replay.add(rollout, self._parts.processes)
 
@@ -91,12 +95,14 @@ class Epoch:
         gains = parts.validation.gains(self._config.tokens_per_pass)
         if gains is None or state.best is None:
             return None, state
+        fell = False
         if state.moments and state.moments[-1].epoch == self._number:  # gains of another target do not compare
             best = parts.validation.of_policy(self._number, gains)
         else:
             best = parts.validation.better(state.best, self._number, gains)
+            fell = parts.validation.is_below(gains, state.gains)
         self._watch.lap("validation")
-        return float(gains.mean()), replace(state, best=best)
+        return float(gains.nanmean()), replace(state, best=best, gains=tuple(gains.tolist()), fell=fell)
 
     def record(self, rollout: Rollout, summary: StepSummary, gain: float | None) -> dict[str, Any]:
         """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks.
@@ -106,7 +112,8 @@ class Epoch:
         parts, config = self._parts, self._config
         record = metrics_record(rollout, summary, config.rate(self._number), config.partition_epsilon)
         if gain is not None:
-            record["gain_validation"] = gain
+            record["gain_validation"] = gain if math.isfinite(gain) else None
+        record |= parts.validation.cost if self._number == 1 else {}
         record |= OF_BASE if parts.sampler.policy_is_base else {}
         record["seconds"] = time.perf_counter() - self._started
         record |= {f"seconds_{stage}": seconds for stage, seconds in self._watch.seconds.items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdpg.config import CDPGConfig
+from cdpg.evaluation.ideal_samples import ENOUGH
 from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.messages.text import duration
 from cdpg.methods import make_method
@@ -24,17 +26,18 @@ class Pace:
     gradient: float
 
 
-def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float) -> float:
+def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float, aside: int) -> float:
     """Seconds of one epoch, if that share of its samples satisfies; often only those are scored and differentiated.
 
-    The method says which, how often it goes over them, and how many it replays.
+    The method says which, how often it goes over them, and how many it replays; nothing is replayed without contexts
+    set ``aside``.
     """
     samples, method = config.samples_per_epoch, make_method(config)
     scored = samples if method.scores_every_sample else samples * satisfying
     scored = 0.0 if method.proposal == "base" else scored  # log a is known when a token is drawn
     failing_too = method.differentiates_every_sample and satisfying >= method.differentiates_from
     differentiated = (samples if failing_too else samples * satisfying) * method.passes
-    if method.replay and satisfying:  # visits without a satisfying sample are not replayed
+    if method.replay and satisfying and aside:  # visits without a satisfying sample are not replayed
         covered = 1 - (1 - satisfying) ** config.num_generations
         differentiated += method.replay / SMALLER * samples * satisfying / covered
     waiting = max(pace.sampling, pace.constraint)
@@ -45,6 +48,16 @@ def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
     """Seconds to evaluate one held-out context: its samples, their scores and beam search."""
     sample = max(pace.sampling, pace.constraint) + pace.scoring
     return config.evaluation_samples * sample + beams * pace.sampling
+
+
+def ideal_seconds(config: CDPGConfig, pace: Pace, satisfying: float, aside: int, held_out: int) -> float:
+    """Seconds to find samples of the ideal model for the contexts set aside and those held out.
+
+    Each context is sampled until enough of its samples satisfy, the evaluation's own samples included.
+    """
+    draws = min(float(config.gain_draws), ENOUGH / satisfying if satisfying else math.inf)
+    further = max(0.0, draws - config.evaluation_samples) if config.evaluates else 0.0
+    return (aside * draws + held_out * further) * max(pace.sampling, pace.constraint)
 
 
 def guessed_context(config: CDPGConfig, epoch: float) -> float:

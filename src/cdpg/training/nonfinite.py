@@ -64,7 +64,11 @@ def _step(step: RefusedStep) -> dict[str, Any]:
     first = rollout.first_context * rollout.b.shape[1]
     count = rollout.samples.lengths.numel()
     own = [row - first for row in step.rows.tolist() if first <= row < first + count]
+    if step.replayed:  # of the others the tokens are not stored
+        satisfying = rollout.own((rollout.b > 0) & rollout.valid).tolist()
+        own = [row for row in own if satisfying[row]]
     return {
+        "replayed": step.replayed,
         "loss": _json_number(step.loss),
         "grad_norm": _json_number(step.grad_norm),
         "weights_finite": step.weights_finite,
@@ -75,6 +79,7 @@ def _step(step: RefusedStep) -> dict[str, Any]:
 def _sample(step: RefusedStep, row: int) -> dict[str, Any]:
     return {
         **describe_sample(step.rollout, row),
+        **({"completion": None} if step.replayed else {}),  # its text is not stored; its tokens are
         **{name: _json_number(value) for name, value in numbers_of_sample(step.rollout, row).items()},
         "weight": None if step.weights is None else _json_number(float(step.weights[row])),
     }

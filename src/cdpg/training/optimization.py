@@ -35,6 +35,8 @@ class RefusedStep:
     """``[row]``: the coefficient of each of this process's samples in the epoch; None if there is no single one."""
     weights_finite: bool
     """Whether the model's parameters are still finite."""
+    replayed: bool = False
+    """Whether its samples are of the replay buffer, which holds no texts."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class StepSummary:
     skipped: int
     """Skipped steps, without a satisfying sample: parameters and moments do not change."""
     replayed: int = 0
-    """Steps on samples of earlier epochs; the figures above leave them out."""
+    """Steps on samples that are replayed; the figures above leave them out."""
     refused: tuple[RefusedStep, ...] = ()
     """Skipped steps, whose loss or gradient was not finite or too large to be squared."""
     state: State = field(default_factory=dict)
@@ -59,8 +61,13 @@ class StepSummary:
 
     @property
     def nonfinite(self) -> int:
-        """How many were refused."""
-        return len(self.refused)
+        """How many steps on the epoch's own samples were refused."""
+        return sum(not step.replayed for step in self.refused)
+
+    @property
+    def replayed_nonfinite(self) -> int:
+        """How many others were refused."""
+        return len(self.refused) - self.nonfinite
 
     @property
     def broken(self) -> bool:
@@ -125,7 +132,7 @@ class _Taken:
 
 
 class FurtherBatches(Protocol):
-    """Batches of earlier samples that follow an epoch's own."""
+    """Batches of samples of this and earlier epochs that follow an epoch's own."""
 
     def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
         """The batches after the epoch's; ``state`` is the method's after the epoch."""
@@ -186,7 +193,7 @@ class Updater:
                     continue
                 taken.pop()
             weights = batch.samples.weights
-            refused.append(RefusedStep(batch.rollout, batch.rows, loss, norm, weights, weights_finite=not safe))
+            refused.append(RefusedStep(batch.rollout, batch.rows, loss, norm, weights, not safe, batch.replayed))
             if safe:
                 break  # the parameters are not finite, and no further step can repair them
         own = [step for step in taken if not step.replayed]

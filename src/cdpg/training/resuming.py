@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from cdpg.config import CDPGConfig
-from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import UserError
 from cdpg.storage import provenance, schedule, usage
 from cdpg.storage.checkpoints import Checkpoint, find_checkpoint, kept_epochs
@@ -63,7 +62,7 @@ def prepare_folder(parts: Parts, checkpoint: Checkpoint | None, config: CDPGConf
         if not keep:
             parts.journal.clear(config, parts.sources)
         parts.journal.begin(checkpoint, config)
-        parts.journal.describe(config, parts.inputs, prompt_digests(parts.contexts))
+        parts.journal.describe(config, parts.inputs, parts.given)
     log_all(usage.notices(parts.origin["sampling"]))
     if config.report_to:
         parts.processes.accelerator.init_trackers("cdpg", config=tracker_config(config))
@@ -79,9 +78,12 @@ def begin_validation(parts: Parts, state: RunState, config: CDPGConfig, done: in
     session.progress.working("sampling the ideal model for the contexts set aside")
     check_stop = partial(session.raise_if_stopped_after, done)
     parts.validation.begin(config, check_stop)
-    if done or not parts.validation.is_measured:
+    if not parts.validation.is_measured:
         return state
-    return replace(state, best=parts.validation.of_base())
+    if done and state.best is None:
+        return state
+    best = parts.validation.resumed(state.best) if done and state.best else parts.validation.of_base()
+    return replace(state, best=best, gains=state.gains or best.peak)
 
 
 def begin_callbacks(parts: Parts, callbacks: Callbacks, config: CDPGConfig, done: int) -> None:

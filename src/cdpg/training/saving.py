@@ -63,7 +63,7 @@ class Saver:
         """
         best = state.best
         if not self.parts.keeps_best or best is None:
-            return "last", done, None
+            return "last", done, self.parts.journal.last("metrics").get("gain_validation")
         self.parts.validation.use(best)
         if best.epoch:
             _log.info(f"the model of epoch {best.epoch} is kept, by the gain on the contexts set aside")

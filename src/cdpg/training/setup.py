@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -42,7 +43,9 @@ from cdpg.training.moments import TargetFit
 from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.training.state import RunState
-from cdpg.training.validation import Validation, keeps_best, set_aside
+from cdpg.training.validation import Validation, keeps_best, set_aside, why_none_aside
+
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +71,8 @@ class Parts:
     """The gain on the contexts that are set aside."""
     keeps_best: bool
     """Whether the model with the largest of these gains is kept."""
+    given: frozenset[str]
+    """Digests of all prompts that were given to tune on: those of the contexts set aside choose the model."""
     evaluator: Evaluator
     method: Method
     module: nn.Module | None
@@ -134,15 +139,15 @@ def set_up(
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
     all_prompts = _encoded(everything, policy, base, config)
     method = make_method(config)
-    best = keeps_best(config, method, len(eval_contexts))
-    (contexts, prompts), aside = _divided(everything, all_prompts, config, best or method.replay > 0)
-    tuned_on = frozenset(prompt_digests(contexts))
-    evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, tuned_on)
+    (contexts, prompts), aside, best = _divided(everything, all_prompts, config, method, len(eval_contexts))
+    given = frozenset(prompt_digests(everything))
+    evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, given)
     folder = RunFolder(config.output_dir)
     origin = provenance.origin(
         model=model if isinstance(model, str) else provenance.model_name(policy.module),
         policy=policy.module, base=base.module, contexts=everything, prompts=all_prompts, held_out=eval_contexts,
-        constraints=[*map(name_of, judge.constraints), *map(describe, judge.tilt.factors)],
+        keep="best" if best else "last", prune=bool(judge.prefix_checks) and not method.scores_every_sample,
+        constraints=[*map(name_of, judge.constraints), *map(describe, judge.tilt.factors)], tuned_on=contexts,
         stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
         sampling=usage.facts(policy, config, everything, stop),
     )  # fmt: skip
@@ -161,7 +166,7 @@ def set_up(
         prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
         stream=ContextStream(contexts, config.seed), sampler=sampler,
-        validation=Validation(sampler, policy, trainable, *aside), keeps_best=best and bool(aside[0]),
+        validation=Validation(sampler, policy, trainable, *aside), keeps_best=best, given=given,
         journal=journal, target_fit=TargetFit(sampler, method, everything, all_prompts, journal),
         evaluations=PolicyEvaluations(evaluator, policy, about),
         notices=RunNotices(failures, config.num_generations, bool(judge.tilt.factors)),
@@ -185,13 +190,22 @@ def _encoded(
 
 
 def _divided(
-    contexts: Sequence[Context], prompts: Sequence[PromptTokens], config: CDPGConfig, decides: bool
-) -> tuple[Encoded, Encoded]:
-    """Those to tune on, and those set aside."""
+    contexts: Sequence[Context], prompts: Sequence[PromptTokens], config: CDPGConfig, method: Method, held_out: int
+) -> tuple[Encoded, Encoded, bool]:
+    """Those to tune on, those set aside, and whether the best model is kept, by the gain on these."""
+    best = keeps_best(config, method, held_out)
+    decides = best or method.replay > 0
     tuning, aside = (
         ([contexts[i] for i in part], [prompts[i] for i in part]) for part in set_aside(contexts, config, decides)
     )
-    return tuning, aside
+    if decides and not aside[0]:
+        why = why_none_aside(len(contexts), config)
+        if config.keep == "best":
+            raise UserError(
+                f"keep is 'best', and there are no contexts to choose the model by: {why}; or set keep: last"
+            )
+        _log.info(f"nothing is replayed and the last model is kept, because {why}")
+    return tuning, aside, best and bool(aside[0])
 
 
 def _sources(*given: Any) -> list[str | Path]:

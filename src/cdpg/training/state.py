@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,10 @@ class RunState:
     replay: ReplayBuffer
     best: Best | None = None
     """The model to keep, by the gain on the contexts set aside; None without such contexts."""
+    gains: tuple[float, ...] = ()
+    """The gain of each context set aside after the last epoch; NaN where there is none."""
+    fell: bool = False
+    """Whether the last epoch lowered it by more than its noise."""
     moments: tuple[Fitted, ...] = ()
     """The fits of the target's moments, the present one last; empty if it has none."""
     recent: MomentBuffer = field(default_factory=MomentBuffer)
@@ -41,30 +46,37 @@ class RunState:
         held: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
     ) -> RunState:
         """The state in a checkpoint; ``held`` takes this process's part of the weights of the best model."""
-        best = checkpoint.state.get("best")
+        kept = checkpoint.state.get("best")
+        best = None
+        if kept is not None:
+            best = Best(kept["epoch"], kept["gain"], held(checkpoint.tensors["best"]), _read(kept["peak"]))
         return cls(
             checkpoint.state["objective"],
             ReplayBuffer(method.replay_samples).restored(checkpoint.tensors.get("replay", {})),
-            None
-            if best is None
-            else Best(best["epoch"], best["gain"], held(checkpoint.tensors["best"]), tuple(best["peak"])),
+            best,
+            _read(checkpoint.state.get("gains", ())),
+            checkpoint.state.get("fell", False),
             tuple(map(Fitted.from_mapping, checkpoint.state.get("moments", ()))),
             MomentBuffer(checkpoint.tensors.get("moments", {})),
         )
 
-    def is_improving(self, epoch: int) -> bool:
-        """Whether the model of the epoch before ``epoch`` is the one to keep, by the gain on the contexts set aside.
+    @property
+    def may_replay(self) -> bool:
+        """Whether the next epoch may replay: the last one did not lower the gain on the contexts set aside.
 
         False without such contexts: nothing then shows whether more steps on the same samples help on others.
         """
-        return self.best is not None and self.best.epoch == epoch - 1
+        return self.best is not None and not self.fell
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint stores as JSON."""
         best = self.best
-        kept = None if best is None else {"epoch": best.epoch, "gain": best.gain, "peak": list(best.peak)}
         moments = {"moments": [fitted.to_mapping() for fitted in self.moments]} if self.moments else {}
-        return {"objective": dict(self.method), "best": kept, **moments}
+        if best is None:
+            return {"objective": dict(self.method), "best": None, **moments}
+        kept = {"epoch": best.epoch, "gain": best.gain, "peak": _plain(best.peak)}
+        gains = {"gains": _plain(self.gains), "fell": self.fell}
+        return {"objective": dict(self.method), "best": kept, **gains, **moments}
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint stores as tensors, by file."""
@@ -72,3 +84,13 @@ class RunState:
         if self.best is not None:
             found["best"] = self.best.weights
         return {name: tensors for name, tensors in found.items() if tensors}
+
+
+def _plain(gains: tuple[float, ...]) -> list[float | None]:
+    """For JSON, which has finite numbers only."""
+    return [gain if math.isfinite(gain) else None for gain in gains]
+
+
+def _read(gains: Sequence[float | None]) -> tuple[float, ...]:
+    """What :func:`_plain` gave."""
+    return tuple(math.nan if gain is None else gain for gain in gains)

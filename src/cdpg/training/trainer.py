@@ -193,11 +193,12 @@ class CDPGTrainer(TakesCallbacks):
     def _finish(self, record: Mapping[str, Any], session: Session) -> None:
         """Save the last or the best model and evaluate it; ``record`` has the last epoch's metrics."""
         kept = self._saver.choose(self._state, self._done)
+        if self._parts.is_main:
+            self._parts.journal.describe_kept(*kept)  # first: the model's card says it
         if self._parts.is_main or self._parts.trainable.is_divided:
             session.progress.stage("saving the model")
             self.save_model()
         if self._parts.is_main:
-            self._parts.journal.describe_kept(*kept)
             self._parts.notices.of_end(self.folder.metrics)
         if self.eval_contexts and self.args.evaluate_at_end:
             self._run_evaluator.finish(record, session)

@@ -7,15 +7,19 @@ contexts they come from would be too good.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.splitting import split
 from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
+from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
@@ -26,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 FEW = 50
 """Of fewer contexts to tune on, none are set aside by default."""
+LEAST = 5
+"""Contexts with a sample of the ideal model below which nothing is decided: of fewer the noise is hardly known."""
 _SHARE, _MOST = 10, 64
 
 
@@ -43,10 +49,31 @@ def set_aside(contexts: Sequence[Context], config: CDPGConfig, decides: bool) ->
     count = config.validation_contexts
     if count is None:
         count = min(_MOST, len(contexts) // _SHARE) if len(contexts) >= FEW else 0
-    if not decides or not count:
+    if not decides or not count or not config.gain_draws:
         return everything, []
     tuning, aside = split(contexts, count, UniformStream(0, "validation", 0).permutation)
     return (tuning, aside) if tuning else (everything, [])
+
+
+def aside_of(contexts: Sequence[Context], config: CDPGConfig, held_out: int) -> list[int]:
+    """Indices of the contexts that a run with these settings sets aside."""
+    method = make_method(config)
+    return set_aside(contexts, config, keeps_best(config, method, held_out) or method.replay > 0)[1]
+
+
+def why_none_aside(contexts: int, config: CDPGConfig) -> str:
+    """Why none of the contexts to tune on are set aside though something is to be decided on them, and what to do."""
+    if not config.gain_draws:
+        return "gain_draws is 0, so that no gain is measured; raise it"
+    if config.validation_contexts is None and contexts < FEW:
+        return (
+            f"none of {contexts:,} contexts to tune on are set aside, which by default takes {FEW}; set "
+            f"validation_contexts, to {LEAST} or more"
+        )
+    return (
+        f"the {contexts:,} contexts to tune on cannot be parted as asked: some must remain, and no prompt and no group "
+        "may be on both sides; set validation_contexts to fewer, or give more contexts"
+    )
 
 
 @dataclass(frozen=True)
@@ -62,13 +89,13 @@ class Best:
     weights: Mapping[str, Tensor]
     """Copies on the CPU, by the parameters' names."""
     peak: tuple[float, ...]
-    """The gain of each context after the epoch with the largest mean."""
+    """The gain of each context after the epoch with the largest mean; NaN without a sample of the ideal model."""
 
 
 class Validation:
     """Measures the gain after every epoch.
 
-    Without contexts, or if no sample of the base satisfies on them, nothing is measured.
+    Without contexts, or if samples of the base satisfy on too few of them, nothing is measured.
     """
 
     def __init__(
@@ -82,56 +109,88 @@ class Validation:
         self._sampler, self._policy, self._trainable = sampler, policy, trainable
         self._contexts, self._prompts = contexts, prompts
         self._ideal: IdealSamples | None = None
-        self._covered = 0
+        self._covered = torch.zeros(len(contexts), dtype=torch.bool)  # [context]: has a sample of the ideal model
+        self.cost: dict[str, float] = {}
+        """What the samples cost that were drawn of the base, for the first epoch's record."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether a context that is set aside has a sample of the ideal model."""
-        return self._covered > 0
+        """Whether enough of the contexts set aside have a sample of the ideal model."""
+        return int(self._covered.sum()) >= LEAST
 
     def begin(self, config: CDPGConfig, check_stop: Callable[[], None]) -> None:
         """Draw the samples of the ideal model, which stay the same for the whole run."""
         if not self._contexts or self._ideal is not None:
             return
+        started = time.perf_counter()
         sampler = replace(self._sampler, policy=self._sampler.base, policy_is_base=True, config=config)
         self._ideal = draw_ideal_samples(
             sampler, self._contexts, self._prompts, config.gain_draws, 0, "validation-ideal", check_stop=check_stop
         )
-        self._covered = covered = int((self._ideal.counts(sampler.processes) > 0).sum())
+        self._covered = self._ideal.counts(sampler.processes) > 0
+        self.cost = {"samples_aside": self._ideal.draws, "seconds_aside": time.perf_counter() - started}
+        covered = int(self._covered.sum())
         where = f"{len(self._contexts):,} of the contexts to tune on are set aside"
-        if covered:
+        if self.is_measured:
             _log.info(f"{where}; {covered:,} of them have a sample of the ideal model, on which the gain is measured")
         else:
             _log.warning(
-                f"{where}, and none of {self._ideal.draws:,} samples of the base satisfies on them: the last model is "
-                "kept, and nothing is replayed; raise gain_draws to find some"
+                f"{where}, and {self._ideal.draws:,} samples of the base satisfy on {covered:,} of them, of {LEAST} "
+                "that are needed: the last model is kept, and nothing is replayed; raise gain_draws or "
+                "validation_contexts to find more"
             )
 
     def gains(self, tokens_per_pass: int) -> Tensor | None:
-        """The policy's gain in each context with a sample of the ideal model; None if there is none."""
+        """``[context]``: the policy's gain; NaN without a sample of the ideal model, −∞ if it is not finite.
+
+        None if nothing is measured.
+        """
         if self._ideal is None or not self.is_measured:
             return None
         found = self._ideal.gain(
             self._policy, self._sampler.processes, tokens_per_pass, self._sampler.judge.tilt.coefficients
         )
-        return found[~found.isnan()]
+        return found.masked_fill(self._covered & ~found.isfinite(), -math.inf)
 
     def of_base(self) -> Best:
         """The base, which is the best model before the first epoch: its gain is 0."""
-        return Best(0, 0.0, self._trainable.copied_weights(), (0.0,) * self._covered)
+        return Best(0, 0.0, self._trainable.copied_weights(), self._by_context(0.0))
+
+    def resumed(self, best: Best) -> Best:
+        """The best model of a checkpoint; an earlier version stored the gains of the covered contexts alone."""
+        if len(best.peak) == len(self._contexts):
+            return best
+        paired = len(best.peak) == int(self._covered.sum())
+        return replace(best, peak=self._by_context(best.peak if paired else best.gain))
+
+    def _by_context(self, covered: float | Sequence[float]) -> tuple[float, ...]:
+        """A value for each context, from those of the covered ones, or one for all of these."""
+        found = torch.full((len(self._contexts),), math.nan, dtype=torch.float64)
+        found[self._covered] = torch.tensor(covered, dtype=torch.float64)
+        return tuple(found.tolist())
+
+    @staticmethod
+    def is_below(gains: Tensor, earlier: Sequence[float]) -> bool:
+        """Whether some gains are below earlier ones by more than the standard error of the difference."""
+        gap = gains - gains.new_tensor(earlier)
+        gap = gap[~gap.isnan()]
+        return not gap.mean() >= -gap.std() / len(gap) ** 0.5
 
     def better(self, best: Best, epoch: int, gains: Tensor) -> Best:
-        """The model to keep after ``epoch``: the policy, whose gains are given, or the best one so far."""
-        gap = gains - gains.new_tensor(best.peak)
-        noise = float(gap.std()) / len(gap) ** 0.5 if len(gap) > 1 else 0.0
-        peak = tuple(gains.tolist()) if gap.mean() > 0 else best.peak
-        if gap.mean() < -noise:
+        """The model to keep after ``epoch``: the policy, whose gains are given, or the best one so far.
+
+        Only contexts that had a sample of the ideal model both times are compared. A gain that is not finite is never
+        better.
+        """
+        if self.is_below(gains, best.peak):
             return best
-        return Best(epoch, float(gains.mean()), self._trainable.copied_weights(), peak)
+        higher = (gains - gains.new_tensor(best.peak)).nanmean() > 0
+        peak = tuple(gains.tolist()) if higher else best.peak
+        return Best(epoch, float(gains.nanmean()), self._trainable.copied_weights(), peak)
 
     def of_policy(self, epoch: int, gains: Tensor) -> Best:
         """The policy after ``epoch``, whatever came before: the choice begins anew, as the target is another."""
-        return Best(epoch, float(gains.mean()), self._trainable.copied_weights(), tuple(gains.tolist()))
+        return Best(epoch, float(gains.nanmean()), self._trainable.copied_weights(), tuple(gains.tolist()))
 
     def use(self, best: Best) -> None:
         """Give the policy the weights of the best model."""
