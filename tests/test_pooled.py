@@ -41,6 +41,9 @@ class Ratios:
     def log_z(self) -> Tensor:
         return partition.log_partition(self.log_ratio, self.valid)
 
+    def epsilon(self, epsilon: float) -> float:
+        return epsilon
+
 
 def method(**settings: object) -> CDPG:
     return CDPG(CDPGConfig(partition_epsilon=0.0, **settings))  # type: ignore[arg-type]
