@@ -14,6 +14,7 @@ import yaml
 import tiny
 import warm
 from cdpg.errors import UserError
+from cdpg.jobs.comparison import comparison_runs
 from cdpg.jobs.job import Job
 
 CHECKS = """
@@ -105,6 +106,13 @@ def test_moments_in_yaml(moment: Any) -> None:
     job = Job.from_mapping({**GIVEN, "moment": moment})
     assert (job.constraint, job.moment, job.reward) == ((), ("rules:short=0.5",), ())
     assert Job.from_mapping(job.inputs()) == Job.from_mapping({**GIVEN, "moment": moment})
+
+
+def test_a_comparison_refuses_methods_without_the_target_before_it_runs() -> None:
+    job = Job.from_mapping({**GIVEN, "reward": "rules:short=0.5"})
+    assert [run.method for run in comparison_runs(job, ["cdpg", "rft"], 1)] == ["cdpg", "rft"]
+    with pytest.raises(UserError, match="reinforce, ziegler maximises the constraint alone"):
+        list(comparison_runs(job, ["cdpg", "dpg", "reinforce", "ziegler"], 1))
 
 
 def test_a_task_keeps_its_constraint_unless_it_is_left_out() -> None:

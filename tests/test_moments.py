@@ -144,3 +144,13 @@ def test_the_effective_sample_size_is_a_share_of_the_samples() -> None:
     assert found.ess == pytest.approx(float(weight.sum() ** 2 / (weight**2).sum()) / 4)
     assert found.reached[0] == pytest.approx(0.5)
     assert (found.contexts, found.samples) == (1, 4)
+
+
+def test_contexts_that_show_nothing_do_not_raise_the_effective_sample_size() -> None:
+    """Their weights are even: a plain mean over contexts would be the larger, the fewer contexts show φ at all."""
+    phi = torch.zeros(10, 4, 1, dtype=torch.float64)
+    phi[0, 0] = 1.0
+    samples = MomentSamples(torch.zeros(10, 4).double(), phi, torch.ones(10, 4, dtype=torch.bool))
+    found = summarize(samples, means(math.log(1000.0)))
+    uneven = 4 * (1000.0**2 + 3) / (1000.0 + 3) ** 2
+    assert found.ess == pytest.approx(1 / ((uneven + 9) / 10))

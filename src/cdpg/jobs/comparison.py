@@ -32,6 +32,7 @@ from cdpg.storage.run_folder import RunFolder, costs, kept
 from cdpg.system.distributed import processes_in_all
 from cdpg.system.files import refuse_links
 from cdpg.system.signals import StopSignal
+from cdpg.training.moments import require_target
 from cdpg.training.notices import log_all
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ def _cost(run: ComparisonRun) -> tuple[bool, int]:
 
 def comparison_runs(job: Job, methods: Sequence[str], seeds: int) -> Iterator[ComparisonRun]:
     """Every method with every seed, in folders below the job's, with the same number of samples."""
+    if job.moment or job.reward:
+        require_target(methods)
     for method in methods:
         for offset in range(seeds):
             name = method if seeds == 1 else f"{method}-seed{offset}"

@@ -63,7 +63,8 @@ class MomentFit:
     highest: tuple[float, ...]
     """Between these some λ reaches every value, of each moment by itself."""
     ess: float
-    """Effective sample size of the weights under λ, as a share of a context's samples; the mean over contexts."""
+    """Effective sample size of the weights under λ, as a share of a context's samples; the harmonic mean over contexts,
+    since one that shows nothing of what is to become frequent has even weights, and says little."""
     contexts: int
     """Contexts with a sample of weight above 0."""
     samples: int
@@ -114,7 +115,7 @@ def summarize(samples: MomentSamples, multipliers: Tensor) -> MomentFit:
         natural=tuple(_moments(samples.log_weight, samples.phi)[0].mean(dim=0).tolist()),
         lowest=tuple(lowest.tolist()),
         highest=tuple(highest.tolist()),
-        ess=float((effective_numbers(log_w, samples.valid) / counts).mean()),
+        ess=1 / float((counts / effective_numbers(log_w, samples.valid)).mean()),
         contexts=len(counts),
         samples=int(counts.sum()),
     )

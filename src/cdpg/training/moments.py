@@ -49,12 +49,8 @@ class TargetFit:
     journal: Journal
 
     def __post_init__(self) -> None:
-        if self.sampler.judge.tilt.factors and not self.method.targets_p:
-            known = " or ".join(name for name, method in METHODS.items() if method.targets_p)
-            raise UserError(
-                f"the method {self.method.name} maximises the constraint alone, and moments and rewards are part of a "
-                f"target that it does not have: use {term('method')} {known}, or leave them out"
-            )
+        if self.sampler.judge.tilt.factors:
+            require_target([self.method.name])
 
     @property
     def looks_first(self) -> bool:
@@ -129,6 +125,17 @@ class TargetFit:
         _log.info(
             f"{'; '.join(parts)}; by {fit.samples:,} samples of {source} in {fit.contexts:,} contexts, effective "
             f"sample size {fit.ess:.0%}{few}"
+        )
+
+
+def require_target(names: Sequence[str]) -> None:
+    """Refuse methods that do not aim at p, for a target with moments or rewards."""
+    others = [name for name in names if not METHODS[name].targets_p]
+    if others:
+        known = ", ".join(name for name, method in METHODS.items() if method.targets_p)
+        raise UserError(
+            f"{', '.join(others)} maximises the constraint alone, and moments and rewards are part of a target that it "
+            f"does not have: choose {term('method')} among {known}, or leave them out"
         )
 
 
