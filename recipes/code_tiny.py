@@ -274,15 +274,19 @@ def trained(
 ) -> tuple[GPTNeoForCausalLM, float]:
     """The model after both stages, and the minutes of processor time that they took.
 
-    Between them the weights are rounded to half precision, as they are stored: the second stage can start from a
-    stored model.
+    Between them the weights are rounded to half precision, as they are stored: a stored model in the folder ``first``
+    of the work folder stands for the first stage.
     """
-    model = new_model(tokenizer, recipe)
-    minutes = 0.0
-    for name, stage, learnt in (("first", recipe.first, rows), ("second", recipe.second, [*rows, *more])):
-        plan = planned(learnt, recipe, stage)
-        minutes += train(model, plan, held_out, recipe, stage, work / f"{name}.safetensors")
-        model = model.half().float()
+    stored = work / "first"
+    if not (stored / "minutes.txt").is_file():
+        model, plan = new_model(tokenizer, recipe), planned(rows, recipe, recipe.first)
+        minutes = train(model, plan, held_out, recipe, recipe.first, work / "first.safetensors")
+        write_model(model, tokenizer, stored)
+        (stored / "minutes.txt").write_text(f"{minutes}\n", encoding="utf-8")
+    model = GPTNeoForCausalLM.from_pretrained(stored, dtype=torch.float32)
+    minutes = float((stored / "minutes.txt").read_text(encoding="utf-8"))
+    plan = planned([*rows, *more], recipe, recipe.second)
+    minutes += train(model, plan, held_out, recipe, recipe.second, work / "second.safetensors")
     return model, minutes
 
 

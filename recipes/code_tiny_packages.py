@@ -23,7 +23,7 @@ from code_tiny_data import clean_body
 
 logger = logging.getLogger("code_tiny")
 
-CHARACTERS = 400_000
+CHARACTERS = 200_000
 """Of the bodies of a package, as many are taken; the file that reaches it is the last."""
 LONGEST_BODY = 500
 """Characters of a body above which it hardly fits the model; it is not looked at further."""
