@@ -43,7 +43,7 @@ logger = logging.getLogger("code_tiny")
 DATA = Path(__file__).resolve().parent.parent / "src" / "cdpg"
 SIGNATURES = Path("tasks", "code", "data")
 MODEL = Path("assets", "models", "code-tiny")
-CHECKPOINT = 200
+CHECKPOINT = 100
 """Steps from one checkpoint to the next."""
 
 
@@ -75,7 +75,7 @@ class Recipe:
     dropout: float = 0.0
     first: Stage = Stage(epochs=5, epochs_with_stubs=2, rate=1.0, cooldown=0.45)
     """The standard library alone."""
-    second: Stage = Stage(epochs=1, epochs_with_stubs=0, rate=0.6, cooldown=0.7)
+    second: Stage = Stage(epochs=1, epochs_with_stubs=0, rate=0.6, cooldown=0.7, steps=1000)
     """The standard library and the packages."""
     stub_tokens: int = 16
     """A body of fewer tokens is a stub. Late passes leave them out: they are what survives a constraint too easily."""
@@ -255,8 +255,8 @@ def train(
             stepper.zero_grad()
         step += 1
         losses.append(loss.item() / count)
-        if step % 50 == 0:
-            seconds, recent = time.process_time() - start, sum(losses[-50:]) / len(losses[-50:])
+        if step % 25 == 0:
+            seconds, recent = time.process_time() - start, sum(losses[-25:]) / len(losses[-25:])
             logger.info("step %d of %d, %.0f s, loss %.3f", step, len(plan), seconds, recent)
         if step % CHECKPOINT == 0 or step == len(plan):
             save_checkpoint(path, model, steppers, time.process_time() - start, step)
@@ -319,9 +319,11 @@ def make(
     bodies = {body for _, body in pairs}
     others = [pair for pair in collect(PACKAGES, work, apart, tuning + evaluation) if pair[1] not in bodies]
     rows, more, held_out = (encode(part, tokenizer) for part in (pairs, others, unseen))
-    whole, own, foreign = (
-        [row for row in part if len(row.tokens) - row.prompt >= recipe.stub_tokens] for part in (held_out, rows, more)
+    whole, own = (
+        [row for row in part if len(row.tokens) - row.prompt >= recipe.stub_tokens] for part in (held_out, rows)
     )
+    used = {row for batch in planned([*rows, *more], recipe, recipe.second) for row in batch}
+    foreign = [row for row in more if row in used]
     logger.info("functions: %d, of packages %d, held out %d", len(rows), len(more), len(held_out))
     model, minutes = trained(tokenizer, rows, more, whole, recipe, work)
     folder = output / MODEL
@@ -330,6 +332,7 @@ def make(
         "recipe": dataclasses.asdict(recipe),
         "library_functions": len(rows),
         "library_tokens": sum(len(row.tokens) for row in rows),
+        "second_tokens": sum(len(row.tokens) for row in used),
         "package_functions": len(foreign),
         "package_tokens": sum(len(row.tokens) for row in foreign),
         "minutes": minutes,

@@ -64,8 +64,9 @@ The standard library is under the PSF licence, version 2. The packages:
 ## Training
 
 `OMP_NUM_THREADS=1 python recipes/code_tiny.py`, about {minutes:.0f} minutes of one core, seed {seed}, in two stages:
-{first[epochs]} passes over the standard library alone, then {second_passes} over everything, its rate falling to 0.
-The loss counts the tokens of the body and the end token, given the signature.
+{first[epochs]} passes over the standard library alone, then {second_tokens:,} tokens of the standard library and the
+packages mixed, each function once. The rates rise again in the second stage, and fall to 0 at the end of each. The loss
+counts the tokens of the body and the end token, given the signature.
 
 | loss, nats a token | |
 | --- | --- |
@@ -221,7 +222,6 @@ def write_card(folder: Path, figures: dict[str, Any], parameters: int) -> None:
         packages_table=table,
         characters=CHARACTERS,
         limit=LONG_BODY,
-        second_passes="once" if recipe["second"]["epochs"] == 1 else f"{recipe['second']['epochs']} passes",
         **figures,
         **recipe,
         n=sampled["samples"],
