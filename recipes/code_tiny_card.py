@@ -222,7 +222,7 @@ def write_card(folder: Path, figures: dict[str, Any], parameters: int) -> None:
         packages_table=table,
         characters=CHARACTERS,
         limit=LONG_BODY,
-        **figures,
+        **{name: figure for name, figure in figures.items() if name != "memorised"},
         **recipe,
         n=sampled["samples"],
         samples=SAMPLES,
