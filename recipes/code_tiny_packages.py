@@ -40,7 +40,7 @@ class Package:
     name: str
     version: str
     licence: str
-    """SPDX identifier."""
+    """SPDX expression, where there is one."""
     has_source_only: bool = False
     """Its source distribution is taken: the tests are not in the wheel."""
 
@@ -65,7 +65,7 @@ PACKAGES = (
     Package("pandas", "3.1.1", "BSD-3-Clause"),
     Package("astropy", "8.0.2", "BSD-3-Clause"),
     Package("statsmodels", "0.15.0", "BSD-3-Clause"),
-    Package("numpy", "2.4.6", "BSD-3-Clause"),
+    Package("numpy", "2.4.6", "BSD-3-Clause AND 0BSD AND MIT AND Zlib AND CC0-1.0"),
     Package("scipy", "1.17.1", "BSD-3-Clause"),
     Package("dask", "2026.8.0", "BSD-3-Clause"),
     Package("distributed", "2026.8.0", "BSD-3-Clause"),
@@ -86,8 +86,8 @@ PACKAGES = (
     Package("fonttools", "4.68.0", "MIT"),
     Package("textual", "8.2.8", "MIT"),
     Package("rich", "15.0.0", "MIT"),
-    Package("trio", "0.35.0", "MIT"),
-    Package("matplotlib", "3.11.2", "PSF-2.0"),
+    Package("trio", "0.35.0", "MIT OR Apache-2.0"),
+    Package("matplotlib", "3.11.2", "matplotlib licence, after PSF-2.0"),
 )
 
 
