@@ -1,11 +1,12 @@
-"""Train `code-tiny`, the base model of the code tasks, on the standard library.
+"""Train `code-tiny`, the base model of the code tasks, on functions of the standard library and of packages.
 
     OMP_NUM_THREADS=1 python recipes/code_tiny.py
 
 One command makes all that the package carries for the code tasks: the lists of signatures (``cdpg/tasks/code/data``),
 the tokenizer and the model (``cdpg/assets/models/code-tiny``). The files of the standard library are split by a seed;
 the model is trained on functions of the first part only, and signatures to tune and to evaluate on come from the
-others. The work folder holds a checkpoint for every pass over the data; the same command resumes from the last one.
+others. pip downloads the packages, whose files are left out where they have one of these signatures. The work folder
+holds a checkpoint for every few hundred steps; the same command resumes from the last one.
 """
 
 from __future__ import annotations
@@ -35,17 +36,36 @@ from code_tiny_data import (
     functions,
     train_tokenizer,
 )
+from code_tiny_packages import PACKAGES, collect
 
 logger = logging.getLogger("code_tiny")
 
 DATA = Path(__file__).resolve().parent.parent / "src" / "cdpg"
 SIGNATURES = Path("tasks", "code", "data")
 MODEL = Path("assets", "models", "code-tiny")
+CHECKPOINT = 100
+"""Steps from one checkpoint to the next."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of the training with a plan, optimisers and a schedule of its own."""
+
+    epochs: int
+    """Passes over the functions."""
+    epochs_with_stubs: int
+    """Passes, the first ones, that have stubs among the functions."""
+    rate: float
+    """Peak of the rates, as a share of the recipe's."""
+    cooldown: float
+    """Share of the steps, the last ones, over which the rates fall linearly to 0."""
+    steps: int | None = None
+    """Steps at most; the rest of the last pass is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All that decides the result, besides the standard library itself."""
+    """All that decides the result, besides the sources themselves."""
 
     seed: int = 0
     vocabulary: int = 2048
@@ -53,10 +73,10 @@ class Recipe:
     layers: int = 6
     heads: int = 5
     dropout: float = 0.0
-    epochs: int = 5
-    """Passes over the training functions."""
-    epochs_with_stubs: int = 2
-    """Passes, the first ones, that have stubs among the functions."""
+    first: Stage = Stage(epochs=5, epochs_with_stubs=2, rate=1.0, cooldown=0.45)
+    """The standard library alone."""
+    second: Stage = Stage(epochs=1, epochs_with_stubs=0, rate=0.6, cooldown=0.7, steps=1000)
+    """The standard library and the packages."""
     stub_tokens: int = 16
     """A body of fewer tokens is a stub. Late passes leave them out: they are what survives a constraint too easily."""
     batch_tokens: int = 3072
@@ -67,8 +87,6 @@ class Recipe:
     weight_decay: float = 0.05
     """Of the matrices, times their rate."""
     warmup_steps: int = 100
-    cooldown: float = 0.45
-    """Share of the steps, the last ones, over which the rates fall linearly to 0."""
     tuning_signatures: int = 2000
     evaluation_signatures: int = 1000
 
@@ -151,28 +169,28 @@ def orthogonalised(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     return x.t() if tall else x
 
 
-def optimisers(model: GPTNeoForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimisers(model: GPTNeoForCausalLM, recipe: Recipe, stage: Stage) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the rest; each group remembers its peak rate."""
     matrices = [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and ".h." in name]
     inside = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
-    muon = Muon(matrices, recipe.matrix_rate, recipe.weight_decay)
-    adam = torch.optim.AdamW(others, lr=recipe.other_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    muon = Muon(matrices, recipe.matrix_rate * stage.rate, recipe.weight_decay)
+    adam = torch.optim.AdamW(others, lr=recipe.other_rate * stage.rate, betas=(0.9, 0.95), weight_decay=0.0)
     for group in muon.param_groups + adam.param_groups:
         group["peak"] = group["lr"]
     return [muon, adam]
 
 
-def rate_at(step: int, steps: int, recipe: Recipe) -> float:
+def rate_at(step: int, steps: int, warmup: int, cooldown: float) -> float:
     """Share of the peak rate: up over the warm-up, flat, then linearly down to 0."""
-    return min(1.0, (step + 1) / recipe.warmup_steps, (steps - step) / (recipe.cooldown * steps))
+    return min(1.0, (step + 1) / warmup, (steps - step) / (cooldown * steps))
 
 
 def save_checkpoint(
-    path: Path, model: GPTNeoForCausalLM, steppers: Sequence[torch.optim.Optimizer], seconds: float
+    path: Path, model: GPTNeoForCausalLM, steppers: Sequence[torch.optim.Optimizer], seconds: float, step: int
 ) -> None:
-    """Weights, moments and the processor time so far in one safetensors file."""
-    tensors = {"seconds": torch.tensor(seconds)}
+    """Weights, moments, the processor time and the steps so far in one safetensors file."""
+    tensors = {"seconds": torch.tensor(seconds), "step": torch.tensor(step)}
     tensors |= {f"model.{name}": tensor.detach().clone() for name, tensor in model.named_parameters()}
     for number, stepper in enumerate(steppers):
         for index, state in stepper.state_dict()["state"].items():
@@ -182,8 +200,10 @@ def save_checkpoint(
     partial.replace(path)
 
 
-def load_checkpoint(path: Path, model: GPTNeoForCausalLM, steppers: Sequence[torch.optim.Optimizer]) -> float:
-    """Put a checkpoint back in place; gives its processor time."""
+def load_checkpoint(
+    path: Path, model: GPTNeoForCausalLM, steppers: Sequence[torch.optim.Optimizer]
+) -> tuple[float, int]:
+    """Put a checkpoint back in place; gives its processor time and its step."""
     tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -195,85 +215,131 @@ def load_checkpoint(path: Path, model: GPTNeoForCausalLM, steppers: Sequence[tor
             if kind == "optimiser" and int(rest[0]) == number:
                 whole["state"].setdefault(int(rest[1]), {})[rest[2]] = tensor
         stepper.load_state_dict(whole)
-    return float(tensors["seconds"])
+    return float(tensors["seconds"]), int(tensors["step"])
 
 
-def plan_pass(rows: Sequence[Row], number: int, recipe: Recipe) -> list[list[Row]]:
-    """The batches of a pass. They depend on the seed and its number alone: a checkpoint need not remember them."""
-    least = 0 if number < recipe.epochs_with_stubs else recipe.stub_tokens
-    chosen = [row for row in rows if len(row.tokens) - row.prompt >= least]
-    return list(batches(chosen, recipe.batch_tokens, random.Random(f"{recipe.seed}/{number}")))
+def planned(rows: Sequence[Row], recipe: Recipe, stage: Stage) -> list[list[Row]]:
+    """The batches of a stage. They depend on the seed alone: a checkpoint need not remember them."""
+    plan: list[list[Row]] = []
+    for number in range(stage.epochs):
+        least = 0 if number < stage.epochs_with_stubs else recipe.stub_tokens
+        chosen = [row for row in rows if len(row.tokens) - row.prompt >= least]
+        plan += batches(chosen, recipe.batch_tokens, random.Random(f"{recipe.seed}/{number}"))
+    return plan[: stage.steps]
 
 
 def train(
-    model: GPTNeoForCausalLM, rows: Sequence[Row], held_out: Sequence[Row], pad: int, recipe: Recipe, work: Path
+    model: GPTNeoForCausalLM,
+    plan: Sequence[Sequence[Row]],
+    held_out: Sequence[Row],
+    recipe: Recipe,
+    stage: Stage,
+    path: Path,
 ) -> float:
-    """Train the model in place; gives the minutes of processor time that it took."""
-    steppers = optimisers(model, recipe)
-    plan = [plan_pass(rows, number, recipe) for number in range(recipe.epochs)]
-    steps = sum(map(len, plan))
-    done = max((n for n in range(1, recipe.epochs + 1) if (work / f"{n}.safetensors").exists()), default=0)
-    start = time.process_time()
-    if done:
-        start -= load_checkpoint(work / f"{done}.safetensors", model, steppers)
-    step = sum(map(len, plan[:done]))
+    """Train the model in place; gives the minutes of processor time that it took. ``path`` is of the checkpoint."""
+    steppers, pad = optimisers(model, recipe, stage), model.config.pad_token_id
+    start, step = time.process_time(), 0
+    if path.is_file():
+        seconds, step = load_checkpoint(path, model, steppers)
+        start -= seconds
     model.train()
-    for epoch in range(done, recipe.epochs):
-        torch.manual_seed(recipe.seed + epoch)
-        losses = []
-        for batch in plan[epoch]:
-            for group in (group for stepper in steppers for group in stepper.param_groups):
-                group["lr"] = group["peak"] * rate_at(step, steps, recipe)
-            loss, count = batch_loss(model, batch, pad)
-            (loss / count).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for stepper in steppers:
-                stepper.step()
-                stepper.zero_grad()
-            step += 1
-            losses.append(loss.item() / count)
-            if step % 100 == 0:
-                recent = sum(losses[-100:]) / len(losses[-100:])
-                logger.info("step %d of %d, %.0f s, loss %.3f", step, steps, time.process_time() - start, recent)
-        save_checkpoint(work / f"{epoch + 1}.safetensors", model, steppers, time.process_time() - start)
-        logger.info("pass %d, held-out loss %.4f", epoch + 1, mean_loss(model, held_out, pad))
+    losses = []
+    while step < len(plan):
+        for group in (group for stepper in steppers for group in stepper.param_groups):
+            group["lr"] = group["peak"] * rate_at(step, len(plan), recipe.warmup_steps, stage.cooldown)
+        loss, count = batch_loss(model, plan[step], pad)
+        (loss / count).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for stepper in steppers:
+            stepper.step()
+            stepper.zero_grad()
+        step += 1
+        losses.append(loss.item() / count)
+        if step % 25 == 0:
+            seconds, recent = time.process_time() - start, sum(losses[-25:]) / len(losses[-25:])
+            logger.info("step %d of %d, %.0f s, loss %.3f", step, len(plan), seconds, recent)
+        if step % CHECKPOINT == 0 or step == len(plan):
+            save_checkpoint(path, model, steppers, time.process_time() - start, step)
+            logger.info("step %d, held-out loss %.4f", step, mean_loss(model, held_out[::4], pad))
     return (time.process_time() - start) / 60
 
 
-def write_signatures(folder: Path, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> list[str]:
-    """The lists that the tasks use, one signature a line; gives those for evaluation."""
+def trained(
+    tokenizer: PreTrainedTokenizerFast,
+    rows: Sequence[Row],
+    more: Sequence[Row],
+    held_out: Sequence[Row],
+    recipe: Recipe,
+    work: Path,
+) -> tuple[GPTNeoForCausalLM, float]:
+    """The model after both stages, and the minutes of processor time that they took.
+
+    Between them the weights are rounded to half precision, as they are stored: a stored model in the folder ``first``
+    of the work folder stands for the first stage.
+    """
+    stored = work / "first"
+    if not (stored / "minutes.txt").is_file():
+        model, plan = new_model(tokenizer, recipe), planned(rows, recipe, recipe.first)
+        minutes = train(model, plan, held_out, recipe, recipe.first, work / "first.safetensors")
+        write_model(model, tokenizer, stored)
+        (stored / "minutes.txt").write_text(f"{minutes}\n", encoding="utf-8")
+    model = GPTNeoForCausalLM.from_pretrained(stored, dtype=torch.float32)
+    minutes = float((stored / "minutes.txt").read_text(encoding="utf-8"))
+    plan = planned([*rows, *more], recipe, recipe.second)
+    minutes += train(model, plan, held_out, recipe, recipe.second, work / "second.safetensors")
+    return model, minutes
+
+
+def write_signatures(folder: Path, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> tuple[list[str], list[str]]:
+    """The lists that the tasks use, one signature a line; gives those to tune on and those for evaluation."""
     split = split_signatures(seed=recipe.seed)
     tuning = choose_signatures(split.tuning, recipe.tuning_signatures, tokenizer, recipe.seed)
     evaluation = choose_signatures(split.evaluation, recipe.evaluation_signatures, tokenizer, recipe.seed)
     folder.mkdir(parents=True, exist_ok=True)
     for name, signatures in (("tuning", tuning), ("evaluation", evaluation)):
         (folder / f"signatures_{name}.txt").write_text("\n".join(signatures) + "\n", encoding="utf-8")
-    return evaluation
+    return tuning, evaluation
 
 
 def make(
-    pairs: Sequence[tuple[str, str]], unseen: Sequence[tuple[str, str]], recipe: Recipe, output: Path, work: Path
+    pairs: Sequence[tuple[str, str]],
+    apart: Sequence[tuple[str, str]],
+    unseen: Sequence[tuple[str, str]],
+    recipe: Recipe,
+    output: Path,
+    work: Path,
 ) -> None:
-    """Tokenizer, lists, model and card, from functions to learn from and functions of held-out files."""
-    tokenizer = train_tokenizer((signature + body for signature, body in pairs), recipe.vocabulary)
-    rows, held_out = encode(pairs, tokenizer), encode(unseen, tokenizer)
-    evaluation = write_signatures(output / SIGNATURES, tokenizer, recipe)
-    model = new_model(tokenizer, recipe)
-    logger.info("%d functions, %d held out, %d parameters", len(rows), len(held_out), model.num_parameters())
+    """Tokenizer, lists, model and card, from functions to learn from and functions of files that are set apart.
 
-    minutes = train(model, rows, held_out, tokenizer.pad_token_id, recipe, work)
+    ``apart`` are the functions of all files with signatures to tune or to evaluate on, ``unseen`` those of the latter
+    that no file to learn from has.
+    """
+    tokenizer = train_tokenizer((signature + body for signature, body in pairs), recipe.vocabulary)
+    tuning, evaluation = write_signatures(output / SIGNATURES, tokenizer, recipe)
+    bodies = {body for _, body in pairs}
+    others = [pair for pair in collect(PACKAGES, work, apart, tuning + evaluation) if pair[1] not in bodies]
+    rows, more, held_out = (encode(part, tokenizer) for part in (pairs, others, unseen))
+    whole, own = (
+        [row for row in part if len(row.tokens) - row.prompt >= recipe.stub_tokens] for part in (held_out, rows)
+    )
+    used = {row for batch in planned([*rows, *more], recipe, recipe.second) for row in batch}
+    foreign = [row for row in more if row in used]
+    logger.info("functions: %d, of packages %d, held out %d", len(rows), len(more), len(held_out))
+    model, minutes = trained(tokenizer, rows, more, whole, recipe, work)
     folder = output / MODEL
     write_model(model, tokenizer, folder)
-    whole = [row for row in held_out if len(row.tokens) - row.prompt >= recipe.stub_tokens]
-    learnt = [row for row in rows if len(row.tokens) - row.prompt >= recipe.stub_tokens]
     figures = {
         "recipe": dataclasses.asdict(recipe),
-        "training_functions": len(rows),
-        "training_tokens": sum(len(row.tokens) for row in rows),
+        "library_functions": len(rows),
+        "library_tokens": sum(len(row.tokens) for row in rows),
+        "second_tokens": sum(len(row.tokens) for row in used),
+        "package_functions": len(foreign),
+        "package_tokens": sum(len(row.tokens) for row in foreign),
         "minutes": minutes,
-        "training_loss": mean_loss(model, learnt[::10], tokenizer.pad_token_id),
+        "library_loss": mean_loss(model, own[::10], tokenizer.pad_token_id),
+        "package_loss": mean_loss(model, foreign[::20], tokenizer.pad_token_id),
         "held_out_loss": mean_loss(model, whole, tokenizer.pad_token_id),
-        **evaluate(folder, evaluation, unseen, pairs, recipe.seed),
+        **evaluate(folder, evaluation, unseen, [*pairs, *others], recipe.seed),
     }
     (work / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     write_card(folder, figures, model.num_parameters())
@@ -284,17 +350,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DATA, help="folder for tasks/code/data/ and assets/models/")
     parser.add_argument("--work", type=Path, default=Path("runs/code-tiny-base"), help="folder for checkpoints")
-    parser.add_argument("--epochs", type=int, default=Recipe.epochs, help="passes over the training functions")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--measure-only", type=int, metavar="N", help="train nothing; sample for N held-out signatures")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    recipe = Recipe(seed=options.seed, epochs=options.epochs)
+    recipe = Recipe(seed=options.seed)
 
     files = split_files(python_files(standard_library()), recipe.seed)
-    pairs = functions(files.base)
+    pairs, evaluated = functions(files.base), functions(files.evaluation)
     seen = set(pairs)
-    unseen = [pair for pair in functions(files.evaluation) if pair not in seen]
+    unseen = [pair for pair in evaluated if pair not in seen]
     if options.measure_only is not None:
         listed = (options.output / SIGNATURES / "signatures_evaluation.txt").read_text(encoding="utf-8").splitlines()
         folder = options.output / MODEL
@@ -302,7 +367,7 @@ def main() -> None:
         logger.info("%s", json.dumps({"training_pairs": len(pairs), **figures}, indent=2))
         return
     options.work.mkdir(parents=True, exist_ok=True)
-    make(pairs, unseen, recipe, options.output, options.work)
+    make(pairs, functions(files.tuning) + evaluated, unseen, recipe, options.output, options.work)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,13 @@ from transformers import GenerationConfig, GPTNeoForCausalLM, PreTrainedTokenize
 
 from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, function_source, pep8_clean
 from code_tiny_data import BODY_TOKENS, END, SIGNATURE_TOKENS
+from code_tiny_packages import CHARACTERS, LONG_BODY, PACKAGES
 
 SAMPLES = 4
 """Completions of each signature at evaluation."""
-LONG_BODY = 80
-"""Characters above which a body is hardly met again by chance: shorter ones are often the same in many functions."""
-
 CARD = """\
 ---
-license: psf-2.0
+license: [psf-2.0, apache-2.0, bsd-3-clause, bsd-2-clause, mit]
 language: [code]
 pipeline_tag: text-generation
 library_name: transformers
@@ -44,21 +42,37 @@ look like Python but have no meaning.
 
 ## Data
 
-Functions and methods of Python's standard library, its `test` package included: {training_functions:,} distinct ones
-of {body} tokens of body or fewer, {training_tokens:,} tokens. Docstrings and comments are removed. Functions with
+Functions and methods of Python's standard library, its `test` package included, and of packages from the package index
+with permissive licences. Bodies have {body} tokens or fewer. {library_functions:,} distinct functions are of the
+standard library, {library_tokens:,} tokens, and {package_functions:,} of the packages, {package_tokens:,} tokens; of
+packages, bodies of fewer than {stub_tokens} tokens are left out. Docstrings and comments are removed. Functions with
 tabs, non-ASCII text, lines of more than 100 characters or signatures over several lines are left out, and so is
-`async def`. Files are split by a seed: a file with signatures for tuning or evaluation is not used for training.
-The sources are under the PSF licence, version 2.
+`async def`.
+
+Files of the standard library are split by a seed: a file with signatures for tuning or evaluation is not used for
+training. Nor is a file of a package that has one of these signatures, or shares a body of more than {limit} characters
+with the files set apart; of the other files, functions with a body of theirs are left out. The body of a function
+occurs once. The files of a package are taken up to {characters:,} characters of bodies, in an order given by a digest
+of their paths.
+
+The standard library is under the PSF licence, version 2. The packages:
+
+| package | version | licence |
+| --- | --- | --- |
+{packages_table}
 
 ## Training
 
-`OMP_NUM_THREADS=1 python recipes/code_tiny.py`, about {minutes:.0f} minutes of one core: {epochs} passes, seed {seed}.
-The loss counts the tokens of the body and the end token, given the signature.
+`OMP_NUM_THREADS=1 python recipes/code_tiny.py`, about {minutes:.0f} minutes of one core, seed {seed}, in two stages:
+{first[epochs]} passes over the standard library alone, then {second_tokens:,} tokens of the standard library and the
+packages mixed, each function once. The rates rise again in the second stage, and fall to 0 at the end of each. The loss
+counts the tokens of the body and the end token, given the signature.
 
 | loss, nats a token | |
 | --- | --- |
-| training functions | {training_loss:.3f} |
-| held-out functions | {held_out_loss:.3f} |
+| functions of the standard library, seen in training | {library_loss:.3f} |
+| functions of the packages, seen in training | {package_loss:.3f} |
+| held-out functions of the standard library | {held_out_loss:.3f} |
 
 ## Samples
 
@@ -79,7 +93,8 @@ tokens, cleaned as in training.
 MEMORISED = """\
 Memorisation: of {samples:,} samples ({each} for each of {signatures:,} held-out signatures), {verbatim:.1%} have a body
 that occurs verbatim in a training function, as its whole body or a part of it. Of the {long:,} samples with a body of
-more than {limit} characters, {long_verbatim:.1%} do. The training functions are those of Python {python}.
+more than {limit} characters, {long_verbatim:.1%} do. The training functions are those of Python {python} and of the
+packages.
 """
 
 
@@ -186,6 +201,7 @@ def evaluate(
 def write_card(folder: Path, figures: dict[str, Any], parameters: int) -> None:
     """The model card, its figures taken from the run that made the model."""
     sampled, real, recipe = figures["sampled"], figures["real"], figures["recipe"]
+    table = "\n".join(f"| {package.name} | {package.version} | {package.licence} |" for package in PACKAGES)
     rows = "\n".join(
         f"| {name} | {sampled[key]:.{digits}f} | {real[key]:.{digits}f} |"
         for name, key, digits in (
@@ -203,7 +219,10 @@ def write_card(folder: Path, figures: dict[str, Any], parameters: int) -> None:
         kinds=kinds,
         memorised=MEMORISED.format(**figures["memorised"]).rstrip(),
         parameters=f"{parameters:,}",
-        **figures,
+        packages_table=table,
+        characters=CHARACTERS,
+        limit=LONG_BODY,
+        **{name: figure for name, figure in figures.items() if name != "memorised"},
         **recipe,
         n=sampled["samples"],
         samples=SAMPLES,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import tarfile
+import zipfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -192,6 +195,33 @@ def test_the_recipe_finds_what_was_learnt_by_heart() -> None:
     sources = ["def f(x):" + body + "\n" for body in (long, "\n    return 1", "\n    return 2", long + "\n    other")]
     found = memorised(["def f(x):"] * 4, sources, learnt)
     assert (found["samples"], found["verbatim"], found["long"], found["long_verbatim"]) == (4, 0.5, 2, 0.5)
+
+
+def test_the_recipe_leaves_out_files_with_signatures_or_bodies_set_apart(tmp_path: Path) -> None:
+    from code_tiny_packages import distinct, package_functions
+
+    long = "\n    return " + "x" * 80
+    files = {
+        "a/good.py": f"def one(a):{long}1\n\n\ndef two(a):\n    return 2\n\n\ndef three(a):\n    return 3\n",
+        "a/listed.py": "def listed(a):\n    return 4\n\n\ndef beside(a):\n    return 5\n",
+        "a/copied.py": f"def copied(a):{long}\n\n\ndef near(a):\n    return 6\n",
+        "a/_vendor/other.py": "def other(a):\n    return 7\n",
+        "a/long.py": f"def far(a):\n    return {'7' * 80}{' + 1' * 4}\n" + "    a += 1\n" * 60,
+    }
+    wheel, source = tmp_path / "a-1-py3-none-any.whl", tmp_path / "a-1.tar.gz"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    with tarfile.open(source, "w:gz") as packed:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"a-1/{name}")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text.encode()))
+    apart = [("def held(b):", long), ("def out(b):", "\n    return 2")]
+    expected = [("def one(a):", long + "1"), ("def three(a):", "\n    return 3")]
+    assert package_functions(wheel, apart, ["def listed(a):"]) == expected
+    assert package_functions(source, apart, ["def listed(a):"]) == expected
+    assert distinct([("a", "x"), ("b", "y"), ("c", "x")]) == [("a", "x"), ("b", "y")]
 
 
 def test_what_cannot_be_read_does_not_stop_a_source_tree(tmp_path: Path) -> None:
