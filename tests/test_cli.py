@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -151,6 +149,7 @@ def test_a_second_run_in_the_same_folder_continues_or_replaces_the_first(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = [*OWN, *SMALL, "--output-dir", "out", "--no-report", "--set", "evaluate_at_end=false"]
+    usual += ["--set", "max_completion_length=2", "--set", "check_workers=0"]
 
     def run(*options: str) -> tuple[object, str]:
         with pytest.raises(SystemExit) as ended:
@@ -213,29 +212,6 @@ def test_a_run_is_continued_by_its_folder_alone(
     write_yaml(workplace / "out" / "config.yaml", {"epochs": 3, "output_dir": "out"})
     status, told = run("--resume", "--output-dir", "out")
     assert (status, "continue it there, with train(resume_from_checkpoint=True)" in told) == (2, True), told
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_a_checkpoint_to_resume_from(workplace: Path, number: int, status: int) -> None:
-    arguments = ["run", *OWN, *SMALL, "--epochs", "100000", "--output-dir", "out", "--set", "warmup_epochs=0"]
-    arguments.append("--no-report")
-    process = subprocess.Popen(
-        [warm.python(), "-m", "cdpg", *arguments], cwd=workplace, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    metrics = workplace / "out" / "metrics.jsonl"
-    deadline = time.monotonic() + 90
-    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == status, stderr
-    assert "continue with: " in stderr
-    done = sum(1 for _ in read_jsonl(metrics))
-    assert (workplace / "out" / "checkpoints" / f"epoch-{done:06}").is_dir()
-    resumed = cdpg(workplace, *arguments, "--resume", "--set", f"epochs={done + 1}")
-    assert resumed.returncode == 0, resumed.stderr
-    assert sum(1 for _ in read_jsonl(metrics)) == done + 1
 
 
 def test_a_run_writes_its_report_unevaluated_and_on_a_terminal_without_greek(workplace: Path) -> None:
@@ -420,13 +396,18 @@ def test_synonyms_are_of_commands_that_there_are() -> None:
     assert not set(names) & set(COMMANDS)
 
 
+def completing(typed: str, shell: str = "bash") -> dict[str, str]:
+    """What a shell tells the program that completes its words."""
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": typed}
+    return {"_CDPG_COMPLETE": f"complete_{shell}", **words}
+
+
 def completed(folder: Path, typed: str, shell: str = "bash") -> list[str]:
     """What the shell is offered for the last word of what was typed."""
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": typed}
     program = "import sys; from cdpg.cli import main; sys.argv = ['cdpg']; main()"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "_CDPG_COMPLETE": f"complete_{shell}", **words},
+        env={**os.environ, **completing(typed, shell)},
     )  # fmt: skip
     assert result.stderr == ""
     return result.stdout.split("\n")[:-1]
@@ -462,9 +443,17 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("option", ["--preset", "--method"])
-def test_options_are_completed_too(tmp_path: Path, option: str) -> None:
+def test_options_are_completed_too(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = {"--preset": ["tiny", "paper"], "--method": EVERY_METHOD}[option]
-    assert completed(tmp_path, f"cdpg run code-pep8 {option} ") == expected
+    for name, value in completing(f"cdpg run code-pep8 {option} ").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["cdpg"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == expected
 
 
 def test_completion_loads_no_torch() -> None:

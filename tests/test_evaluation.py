@@ -424,6 +424,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = CDPGConfig(
         output_dir=str(folder), epochs=20, contexts_per_epoch=3, num_generations=200, learning_rate=0.05,
         max_completion_length=MAX_LENGTH, evaluation_samples=2000, evaluation_contexts=2, device="cpu",
+        check_workers=0,
     )  # fmt: skip
     trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts_of(3))
     trainer.train()
@@ -485,7 +486,9 @@ def test_a_sample_whose_check_failed_is_in_no_mean_over_samples(tmp_path: Path) 
             raise ValueError("no verdict")
         return [True] * len(completions)
 
-    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=40, device="cpu")
+    config = CDPGConfig(
+        output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=40, device="cpu", check_workers=0
+    )
     trainer = CDPGTrainer(tabular(seed=5), check, config, contexts_of(3), contexts_of(3), measure=LettersB())
     found = trainer.evaluator.evaluate({}, {})
     assert found is not None
@@ -521,7 +524,9 @@ def test_references_may_be_missing_anywhere(tmp_path: Path, without: range) -> N
         Context(context.prompt, {"reference": None if row in without else "a b a b c a"}, row + 1)
         for row, context in enumerate(contexts_of(3) * 24)
     ][:70]
-    config = CDPGConfig(output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=3, device="cpu")
+    config = CDPGConfig(
+        output_dir=str(tmp_path), max_completion_length=MAX_LENGTH, evaluation_samples=3, device="cpu", check_workers=0
+    )
     trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts, measure=Compared())
     found = trainer.evaluator.evaluate({}, {})
     assert found is not None
@@ -542,7 +547,7 @@ def test_references_may_be_missing_anywhere(tmp_path: Path, without: range) -> N
 def test_an_outcome_keeps_no_log_probabilities_of_tokens(tmp_path: Path) -> None:
     config = CDPGConfig(
         output_dir=str(tmp_path), num_generations=8, max_completion_length=MAX_LENGTH, evaluation_samples=50,
-        device="cpu",
+        device="cpu", check_workers=0,
     )  # fmt: skip
     trainer = CDPGTrainer(tabular(seed=5), has_a, config, contexts_of(3), contexts_of(3))
     (block,) = trainer.evaluator.outcome("tuned", trainer.policy).blocks

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from aftermath import finish
 from victim import Keeper
 
 
@@ -17,3 +20,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def keeper() -> Keeper:
     return Keeper()
+
+
+@pytest.fixture(scope="session")
+def finished(keeper: Keeper, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run and, beside it, its changes of the file system (``events_of``); it is not to be changed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    finish(keeper, folder, watch=True)
+    return folder

@@ -77,9 +77,9 @@ def run_out_of_space(keeper: Keeper, disk: Path, log_folder: Path, free: int, ex
 
 @pytest.mark.parametrize("step", [pytest.param(4096, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)]), 36_864])
 def test_a_disk_that_fills_up(
-    keeper: Keeper, small_disk: Path, tmp_path: Path, step: int, record_property: Note
+    keeper: Keeper, finished: Path, small_disk: Path, tmp_path: Path, step: int, record_property: Note
 ) -> None:
-    expected = finish(keeper, tmp_path / "whole")
+    expected = result(finished)
     failures = [run_out_of_space(keeper, small_disk, tmp_path, free, expected) for free in range(0, 200_000, step)]
     assert failures[0]
     assert not failures[-1]
@@ -88,10 +88,9 @@ def test_a_disk_that_fills_up(
     record_property("full", sum(failures))
 
 
-def fail_everywhere(keeper: Keeper, tmp_path: Path, every: int) -> int:
+def fail_everywhere(keeper: Keeper, finished: Path, tmp_path: Path, every: int) -> int:
     """The disk is full at each ``every``-th change of a run: how many of them ended it."""
-    expected = finish(keeper, tmp_path / "whole", watch=True)
-    events = events_of(tmp_path / "whole")
+    expected, events = result(finished), events_of(finished)
     folder = tmp_path / "run"
     failures = 0
     for number in range(1, len(events) + 1, every):
@@ -107,24 +106,24 @@ def fail_everywhere(keeper: Keeper, tmp_path: Path, every: int) -> int:
     return failures
 
 
-def test_no_space_at_some_changes(keeper: Keeper, tmp_path: Path) -> None:
-    assert fail_everywhere(keeper, tmp_path, every=31) >= 3
+def test_no_space_at_some_changes(keeper: Keeper, finished: Path, tmp_path: Path) -> None:
+    assert fail_everywhere(keeper, finished, tmp_path, every=31) >= 3
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
-def test_no_space_at_every_change(keeper: Keeper, tmp_path: Path, record_property: Note) -> None:
-    failures = fail_everywhere(keeper, tmp_path, every=1)
+def test_no_space_at_every_change(keeper: Keeper, finished: Path, tmp_path: Path, record_property: Note) -> None:
+    failures = fail_everywhere(keeper, finished, tmp_path, every=1)
     assert failures >= 50
-    record_property("changes", len(events_of(tmp_path / "whole")))
+    record_property("changes", len(events_of(finished)))
     record_property("runs ended", failures)
 
 
 # --- folders ---
 
 
-def test_a_file_system_that_becomes_read_only(keeper: Keeper, small_disk: Path, tmp_path: Path) -> None:
-    expected = finish(keeper, tmp_path / "whole")
+def test_a_file_system_that_becomes_read_only(keeper: Keeper, finished: Path, small_disk: Path, tmp_path: Path) -> None:
+    expected = result(finished)
     folder, log = small_disk / "run", tmp_path / "log"
     assert keeper.run(folder, log=str(log), epochs=3) == 0  # an epoch that a longer run evaluates, too
     assert mount("-o", "remount,ro", str(small_disk))
@@ -162,8 +161,8 @@ def damage(file: Path, generator: random.Random) -> str:
     return "cut"
 
 
-def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Path, record_property: Note) -> None:
-    finish(keeper, tmp_path / "run")
+def test_a_thousand_flips_and_cuts_are_all_detected(finished: Path, tmp_path: Path, record_property: Note) -> None:
+    shutil.copytree(finished, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     last, earlier = folder / f"epoch-{EPOCHS:06d}", folder / f"epoch-{EPOCHS - 2:06d}"
     originals = {path: path.read_bytes() for path in last.iterdir()}
@@ -187,8 +186,11 @@ def test_a_thousand_flips_and_cuts_are_all_detected(keeper: Keeper, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(keeper: Keeper, tmp_path: Path, name: str) -> None:
-    expected = finish(keeper, tmp_path / "run")
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
+    keeper: Keeper, finished: Path, tmp_path: Path, name: str
+) -> None:
+    expected = result(finished)
+    shutil.copytree(finished, tmp_path / "run")
     last = tmp_path / "run" / "checkpoints" / f"epoch-{EPOCHS:06d}"
     damage(last / name, random.Random(name))
     assert finish(keeper, tmp_path / "run") == expected

@@ -14,6 +14,8 @@ import pytest
 from aftermath import finish, result
 from victim import EPOCHS, Keeper, events_of, log_of
 
+import warm
+
 Note = Callable[[str, object], None]
 KILLS_OF_A_RUN = 5
 """After so many a run is let go on to its end."""
@@ -33,9 +35,10 @@ def test_the_comparison_can_fail(keeper: Keeper, tmp_path: Path) -> None:
 def kill_at_random(keeper: Keeper, tmp_path: Path, kills: int, seed: int, **request: Any) -> tuple[int, int]:
     """Kill runs until so many kills have hit; each run is resumed until it ends, and then compared. Kills and runs."""
     generator = random.Random(seed)
-    expected = finish(keeper, tmp_path / "whole", **request)
+    request["check_workers"] = 1  # such a process is orphaned
+    warm.python()  # does not count in the time that a run takes
     started = time.monotonic()
-    finish(keeper, tmp_path / "timed", **request)
+    expected = finish(keeper, tmp_path / "whole", **request)
     seconds = time.monotonic() - started
     hits = finished = 0
     while hits < kills:
@@ -57,9 +60,9 @@ def kill_at_random(keeper: Keeper, tmp_path: Path, kills: int, seed: int, **requ
     return hits, finished
 
 
-def test_ten_kills_at_random_moments(keeper: Keeper, tmp_path: Path) -> None:
-    kills, runs = kill_at_random(keeper, tmp_path, kills=10, seed=1)
-    assert kills >= 10 and runs >= 1
+def test_some_kills_at_random_moments(keeper: Keeper, tmp_path: Path) -> None:
+    kills, runs = kill_at_random(keeper, tmp_path, kills=6, seed=1)
+    assert kills >= 6 and runs >= 1
 
 
 @pytest.mark.exhaustive
@@ -92,9 +95,9 @@ def interrupted(keeper: Keeper, folder: Path) -> None:
     assert keeper.run(folder, at=saves[1], half=True) == -signal.SIGKILL
 
 
-def strike_everywhere(keeper: Keeper, tmp_path: Path, prepare: Prepare, every: int) -> list[str]:
+def strike_everywhere(keeper: Keeper, finished: Path, tmp_path: Path, prepare: Prepare, every: int) -> list[str]:
     """Kill a run before each ``every``-th change, and in the midst of each write; the changes struck at."""
-    expected = finish(keeper, tmp_path / "whole")
+    expected = result(finished)
     template = tmp_path / "template"
     prepare(keeper, template)
     folder = tmp_path / "run"
@@ -116,16 +119,18 @@ def strike_everywhere(keeper: Keeper, tmp_path: Path, prepare: Prepare, every: i
     return struck
 
 
-def test_kills_at_some_changes(keeper: Keeper, tmp_path: Path) -> None:
-    struck = strike_everywhere(keeper, tmp_path, interrupted, every=25)
+def test_kills_at_some_changes(keeper: Keeper, finished: Path, tmp_path: Path) -> None:
+    struck = strike_everywhere(keeper, finished, tmp_path, interrupted, every=25)
     assert len(struck) >= 4
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("prepare", [fresh, interrupted])
-def test_kills_at_every_change(keeper: Keeper, tmp_path: Path, prepare: Prepare, record_property: Note) -> None:
-    struck = strike_everywhere(keeper, tmp_path, prepare, every=1)
+def test_kills_at_every_change(
+    keeper: Keeper, finished: Path, tmp_path: Path, prepare: Prepare, record_property: Note
+) -> None:
+    struck = strike_everywhere(keeper, finished, tmp_path, prepare, every=1)
     expected = {"open", "write", "pwrite", "save", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir"}
     assert expected <= set(struck)
     assert len(struck) > 100

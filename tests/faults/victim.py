@@ -124,7 +124,7 @@ def run(folder: Path, kind: str = "tabular", method: str = "dpg", **changes: Any
         "output_dir": str(folder), "method": method, "epochs": EPOCHS, "contexts_per_epoch": 3, "num_generations": 8,
         "batch_size": 10, "max_completion_length": 3 if table else 6, "learning_rate": 0.05 if table else 1e-3,
         "warmup_epochs": 2, "save_every": 2, "keep_checkpoints": 2, "log_samples": 2, "device": "cpu",
-        "evaluate_every": 3, "evaluation_samples": 4,
+        "evaluate_every": 3, "evaluation_samples": 4, "check_workers": 0,
     }  # fmt: skip
     model: Any = tabular(4) if table else tiny.make_model(kind)
     CDPGTrainer(
