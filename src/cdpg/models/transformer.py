@@ -114,6 +114,10 @@ class TransformerModel(LanguageModel):
     def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         """Run each prompt's prefix once."""
 
+    def _prefill_for_decoding(self, prompts: Sequence[PromptTokens]) -> State:
+        """The same without a gradient; long prompts may be run a few at a time."""
+        return self._prefill(prompts)
+
     @abstractmethod
     def _extend(self, state: State, tokens: Tensor) -> Tensor:
         """Append ``[row, token]`` tokens; ``[row, token, feature]`` states that predict what follows each."""
@@ -147,7 +151,7 @@ class TransformerModel(LanguageModel):
 
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         with self._decoding():
-            state = self._prefill(prompts)
+            state = self._prefill_for_decoding(prompts)
             return _TransformerDecoding(self, state, context, max_length, self._can_share(state, max_length))
 
     def sampling(self, rows: int) -> AbstractContextManager[None]:
