@@ -294,7 +294,8 @@ class TransformerModel(LanguageModel):
         if self.exact_sampling or self._probing:
             return nullcontext()
         # Cached casts of divided weights would stay while the weights themselves are freed.
-        return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=self.lockstep is None)
+        cached = {} if self.lockstep is None else {"cache_enabled": False}
+        return torch.autocast(self.device.type, dtype=self.dtype, **cached)
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:
