@@ -49,7 +49,8 @@ def make_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
 
 def settings(given: dict[str, Any], folder: Path, **others: Any) -> dict[str, Any]:
     values = {
-        "output_dir": str(folder / "run"), "overwrite_output_dir": True, "epochs": 2, "warmup_epochs": 0,
+        "output_dir": str(folder / "run"), "overwrite_output_dir": True, "epochs": given.get("epochs", 2),
+        "warmup_epochs": 0,
         "contexts_per_epoch": 2, "num_generations": given["M"], "max_completion_length": given["length"],
         "tokens_per_pass": given["tokens_per_pass"], "device": "cpu", "check_workers": 0, "evaluate_every": 0,
         "gradient_checkpointing": given.get("gradient_checkpointing", False),
@@ -62,7 +63,7 @@ def every_second(prompts: list[str], completions: list[str], **columns: Any) -> 
 
 
 def run(folder: Path, given: dict[str, Any], sharding: str) -> None:
-    """A run of two epochs; every process reports its peak."""
+    """A short run; every process reports its peak."""
     from cdpg import CDPGConfig, CDPGTrainer
     from cdpg.system import memory
 
@@ -109,7 +110,7 @@ def read(path: Path) -> float:
 
 def compare_sharding(width: int, layers: int) -> None:
     given = {
-        "width": width, "layers": layers, "vocabulary": 8000, "M": 2, "length": 2, "tokens_per_pass": 64,
+        "width": width, "layers": layers, "vocabulary": 8000, "M": 2, "length": 2, "tokens_per_pass": 64, "epochs": 1,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

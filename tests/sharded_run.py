@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.system.shards import is_shard
 from distributed_run import BeamMeasure
@@ -19,9 +23,9 @@ EPOCHS = 5
 HALF = 3
 """The epoch after which runs are resumed."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", {"evaluate_at_end": False}),
+    "gpt2": ("gpt2", {"evaluate_at_end": False, "gradient_checkpointing": True}),
     "llama": ("llama", {"keep": "best", "validation_contexts": 2, "max_grad_norm": 1.0, "evaluate_every": 3}),
-    "t5": ("t5", {"batch_size": 7}),
+    "t5": ("t5", {"batch_size": 7, "base_dtype": "bfloat16"}),
     "ziegler": ("gpt2", {"method": "ziegler", "epochs": 2, "ziegler_epochs": 2, "evaluate_at_end": False}),
     "adapters": ("llama", {"lora_rank": 2, "epochs": 2, "evaluate_at_end": False}),
 }
@@ -77,6 +81,18 @@ def trainer(models: Path, folder: Path, name: str, sharding: str, check: type[Ch
         data[1:4],
         measure=BeamMeasure(),
     )
+
+
+def save_models(folder: Path) -> None:
+    """The models, by family; the T5 came in bfloat16."""
+    for family in {family for family, _ in RUNS.values()}:
+        tiny.save(folder / family, family)
+        if family == "t5":
+            model = AutoModelForSeq2SeqLM.from_pretrained(folder / family)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(parameter.bfloat16())
+            model.save_pretrained(folder / family)
 
 
 def half(run: Path, copy: Path) -> Path:

@@ -20,6 +20,7 @@ from cdpg import CDPGConfig
 from cdpg.cli import app
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
+from cdpg.models import causal
 from cdpg.models.codec import Codec
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model, load_policy_and_base
@@ -100,6 +101,28 @@ def test_the_same_samples_for_any_batch_split(family: str) -> None:
         assert torch.equal(other.tokens, reference.tokens)
         assert other.texts == reference.texts
         assert torch.allclose(other.log_q, reference.log_q, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", *further("gpt2", "gpt_neo", "qwen3")])
+@pytest.mark.parametrize("at_once", [1, 20])
+def test_prompts_that_are_run_in_parts_give_the_same_samples(
+    monkeypatch: pytest.MonkeyPatch, family: str, at_once: int
+) -> None:
+    model = language_model(family, dtype="float64")
+    whole = draw(model, rows_per_pass=24)
+    monkeypatch.setattr(causal, "PREFILLED_AT_ONCE", at_once)
+    runs, run = [], model.inner.base_model.forward
+
+    def counting(*given: Any, **named: Any) -> Any:
+        runs.append(named["input_ids"].numel())
+        return run(*given, **named)
+
+    monkeypatch.setattr(model.inner.base_model, "forward", counting)
+    parts = draw(model, rows_per_pass=24)
+    assert torch.equal(parts.tokens, whole.tokens)
+    assert torch.allclose(parts.log_q, whole.log_q, atol=1e-9)
+    assert max(runs) <= max(at_once, 24, max(len(prompt) for prompt in whole.prompts))
+    assert len(runs) > LENGTH, "a part at a time, then a token at a time"
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])

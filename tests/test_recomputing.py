@@ -53,7 +53,9 @@ def test_what_is_computed_again_is_the_same(family: str) -> None:
 def test_the_setting_reaches_the_model(tmp_path: Path) -> None:
     source = tiny.save(tmp_path / "source", "llama")
     for asked in (False, True):
-        config = CDPGConfig(output_dir=str(tmp_path / "run"), gradient_checkpointing=asked, device="cpu")
+        config = CDPGConfig(
+            output_dir=str(tmp_path / "run"), gradient_checkpointing=asked, device="cpu", max_completion_length=8
+        )
         assert load_model(str(source), config).recomputes is asked
         trainer = CDPGTrainer(str(source), lambda prompts, completions: [1.0] * len(prompts), config, [{"prompt": "a"}])
         assert isinstance(trainer.policy, TransformerModel) and trainer.policy.recomputes is asked

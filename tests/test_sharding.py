@@ -34,8 +34,7 @@ def launch(count: int, folder: Path, *words: str, **environment: str) -> subproc
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for family in {family for family, _ in RUNS.values()}:
-        tiny.save(folder / family, family)
+    sharded_run.save_models(folder)
     return folder
 
 

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from cdpg.models.base import PromptTokens
 from cdpg.models.fast.cache import RowLayer, Shared
 from cdpg.models.transformer import State, TransformerModel, pad
+
+PREFILLED_AT_ONCE = 2**14
+"""Tokens of prompts that are run at once, padding included, before decoding; a single prompt may have more."""
 
 
 class CausalModel(TransformerModel):
@@ -30,6 +34,16 @@ class CausalModel(TransformerModel):
             use_cache=True,
         )
         return State(output.last_hidden_state[:, -1], output.past_key_values, mask, mask.sum(dim=1))
+
+    def _prefill_for_decoding(self, prompts: Sequence[PromptTokens]) -> State:
+        size = max(1, PREFILLED_AT_ONCE // max(map(len, prompts)))
+        first = self._prefill(prompts[:size])
+        if len(prompts) <= size:
+            return first
+        if any(type(layer) is not DynamicLayer for layer in first.cache.layers):  # it may not hold the whole prompt
+            return self._prefill(prompts)
+        others = [self._prefill(prompts[start : start + size]) for start in range(size, len(prompts), size)]
+        return _joined([first, *others])
 
     def _extend(self, state: State, tokens: Tensor) -> Tensor:
         rows, width = tokens.shape
@@ -60,3 +74,23 @@ class CausalModel(TransformerModel):
         ids = torch.arange(2, device=self.device)[None]
         hidden = self.inner.base_model(input_ids=ids, use_cache=False).last_hidden_state
         self.head.check(hidden, self.inner(input_ids=ids, use_cache=False).logits, self.config.model_type)
+
+
+def _joined(parts: Sequence[State]) -> State:
+    """Prompts that were run in parts, as if side by side: padded on the left, and nothing attends to the padding."""
+    width = max(part.mask.shape[1] for part in parts)
+    missing = [width - part.mask.shape[1] for part in parts]
+    cache = parts[0].cache
+    for number, layer in enumerate(cache.layers):
+        found = [part.cache.layers[number] for part in parts]
+        for name in ("keys", "values"):
+            padded = [
+                nn.functional.pad(getattr(x, name), (0, 0, gap, 0)) for x, gap in zip(found, missing, strict=True)
+            ]
+            setattr(layer, name, torch.cat(padded))
+    return State(
+        torch.cat([part.hidden for part in parts]),
+        cache,
+        torch.cat([nn.functional.pad(part.mask, (gap, 0)) for part, gap in zip(parts, missing, strict=True)]),
+        torch.cat([part.lengths for part in parts]),
+    )

@@ -125,6 +125,10 @@ class TransformerModel(LanguageModel):
     def _prefill(self, prompts: Sequence[PromptTokens]) -> State:
         """Run each prompt's prefix once."""
 
+    def _prefill_for_decoding(self, prompts: Sequence[PromptTokens]) -> State:
+        """The same without a gradient; long prompts may be run a few at a time."""
+        return self._prefill(prompts)
+
     @abstractmethod
     def _extend(self, state: State, tokens: Tensor) -> Tensor:
         """Append ``[row, token]`` tokens; ``[row, token, feature]`` states that predict what follows each."""
@@ -158,7 +162,7 @@ class TransformerModel(LanguageModel):
 
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         with self._decoding():
-            state = self._prefill(prompts)
+            state = self._prefill_for_decoding(prompts)
             return self._decode_after(state, context, max_length, self._can_share(state, max_length))
 
     def _decode_after(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
@@ -340,7 +344,8 @@ class TransformerModel(LanguageModel):
         if self.exact_sampling or self._probing:
             return nullcontext()
         # Cached casts of divided weights would stay while the weights themselves are freed.
-        return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=self.lockstep is None)
+        cached = {} if self.lockstep is None else {"cache_enabled": False}
+        return torch.autocast(self.device.type, dtype=self.dtype, **cached)
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:

@@ -91,8 +91,10 @@ class Saver:
         return path
 
     def push(self, repo_id: str, **options: Any) -> str:
-        """Upload the tuned model, its tokenizer and its card."""
+        """Upload the tuned model, its tokenizer and its card; of divided weights, from the main process."""
         folder = self.save_model()
+        if self.parts.trainable.is_divided and not self.parts.is_main:
+            return ""
         self.callbacks.call("on_push_begin")
         return push_folder(folder, repo_id, **options)
 
