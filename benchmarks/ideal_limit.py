@@ -98,7 +98,9 @@ def main() -> None:
     contexts, held_out = (task.contexts(part, preset.prefix) for part in (rows, held_out_rows))
     exact, exact_satisfied = drawn(base, task, held_out, 16, config, "exact")
     share = exact_satisfied.double().mean(dim=1)
-    logger.info("base: satisfies %.4f, held-out contexts %d, without %d", share.mean(), len(held_out), (share == 0).sum())
+    logger.info(
+        "base: satisfies %.4f, held-out contexts %d, without %d", share.mean(), len(held_out), (share == 0).sum()
+    )
     samples, satisfied = drawn(base, task, contexts, options.each, config, "tune")
     learnt = satisfied.flatten().nonzero()[:, 0]
     logger.info("%d samples of %d satisfy, %.0f s", len(learnt), satisfied.numel(), time.process_time())
