@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 import tiny
+import unpainted
 import warm
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.cli import app, exit_status
@@ -175,14 +176,19 @@ def is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(ROOT)) for path in SOURCES])
-def test_nothing_runs_text_or_reads_pickles(path: Path) -> None:
-    found = set(dangers(ast.parse(path.read_text(encoding="utf-8"))))
-    if path.relative_to(ROOT).as_posix() in COMPILES:
-        found -= {"compile"}
-    if path.relative_to(ROOT).as_posix() in RUNS_OWN_SOURCE:
-        found -= {"compile", "exec"}
-    assert found == set()
+def test_nothing_runs_text_or_reads_pickles() -> None:
+    assert len(SOURCES) > 200
+    problems = {}
+    for path in SOURCES:
+        name = path.relative_to(ROOT).as_posix()
+        found = set(dangers(ast.parse(path.read_text(encoding="utf-8"))))
+        if name in COMPILES:
+            found -= {"compile"}
+        if name in RUNS_OWN_SOURCE:
+            found -= {"compile", "exec"}
+        if found:
+            problems[name] = found
+    assert problems == {}
 
 
 @pytest.mark.parametrize(
@@ -313,6 +319,7 @@ def test_hostile_data_a_hostile_check_and_a_hostile_folder(tmp_path: Path) -> No
     base = [warm.python(), "-m", "cdpg", "run", "--model", "llama", "--contexts", "contexts.jsonl", "--epochs", "1"]
     base += ["--set", "max_completion_length=4", "--set", "num_generations=2", "--set", "contexts_per_epoch=2"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    environment |= unpainted.IN_A_FORK
     outputs = []
     for check, folder in (("bad", "other"), ("fine", name)):
         done = subprocess.run(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+import unpainted
 import warm
 from cdpg.storage.checkpoints import load_checkpoint
 from cdpg.storage.jsonl import read_jsonl
@@ -51,7 +52,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **unpainted.IN_A_FORK}
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
