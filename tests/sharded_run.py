@@ -25,7 +25,7 @@ HALF = 3
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"evaluate_at_end": False, "gradient_checkpointing": True}),
     "llama": ("llama", {"keep": "best", "validation_contexts": 2, "max_grad_norm": 1.0, "evaluate_every": 3}),
-    "t5": ("t5", {"batch_size": 7, "base_dtype": "bfloat16"}),
+    "t5": ("t5", {"batch_size": 7, "base_dtype": "bfloat16", "learning_rate": 3e-4}),
     "ziegler": ("gpt2", {"method": "ziegler", "epochs": 2, "ziegler_epochs": 2, "evaluate_at_end": False}),
     "adapters": ("llama", {"lora_rank": 2, "epochs": 2, "evaluate_at_end": False}),
 }
@@ -67,7 +67,7 @@ def trainer(models: Path, folder: Path, name: str, sharding: str, check: type[Ch
     family, settings = RUNS[name]
     values: dict[str, Any] = {
         "output_dir": str(folder), "epochs": EPOCHS, "contexts_per_epoch": 3, "num_generations": 4,
-        "max_completion_length": 4, "learning_rate": 1e-3, "warmup_epochs": 0, "device": "cpu", "check_workers": 0,
+        "max_completion_length": 4, "learning_rate": 5e-4, "warmup_epochs": 0, "device": "cpu", "check_workers": 0,
         "sharding": sharding, "tokens_per_pass": 40, "rows_per_pass": 8, "save_every": 3,
         "keep_checkpoints": 9, "evaluate_every": 0, "evaluation_samples": 2, "evaluation_contexts": 2,
         "adam_epsilon": 1e-4,  # or rounding would decide on the sign of the steps of weights without a gradient
