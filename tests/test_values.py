@@ -354,9 +354,10 @@ def on_distance(expected: Mapping[str, Any], metrics: Mapping[str, Any]) -> list
     return found
 
 
-def on_gain(expected: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The sentence on contexts without a sample of the ideal model."""
-    total, counted = expected["contexts"], expected["contexts_with_gain"]
+def on_gain(evaluation: Evaluation, expected: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The sentence on contexts without a sample of the ideal model, of those that have a verdict."""
+    counted = expected["contexts_with_gain"]
+    total = sum(int(block.valid.any(axis=1).sum()) for block in evaluation.outcomes["base"])
     if counted == total:
         return []
     told = f"{total - counted} of {total} contexts have no satisfying sample of the base, and do not count in the gain"
@@ -375,7 +376,7 @@ def test_the_evaluation_at_the_end(runs: Expected, method: str) -> None:
     distances, lost = on_distance(expected, expected), expected_notices(evaluation, shown)
     assert by_model(found.pop("model_notices"), expected["changes"]) == sorted([*distances, *lost])
     assert (found.pop("metric_info"), found.pop("count_info")) == ({}, {}), "a run without a task has none of its own"
-    assert notices(found.pop("notices")) == [*distances, *on_gain(expected), *lost]
+    assert notices(found.pop("notices")) == [*distances, *on_gain(evaluation, expected), *lost]
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
 
@@ -389,7 +390,7 @@ def test_the_comparison(one: One) -> None:
     distances, lost = on_distance(expected, expected["models"]), expected_notices(evaluation, shown)
     assert by_model(found.pop("model_notices"), expected["changes"]) == sorted([*distances, *lost])
     assert (found.pop("metric_info"), found.pop("count_info")) == ({}, {}), "a run without a task has none of its own"
-    assert notices(found.pop("notices")) == [*distances, *on_gain(expected), *lost]
+    assert notices(found.pop("notices")) == [*distances, *on_gain(evaluation, expected), *lost]
     assert differences(without(found, *UNPREDICTABLE), expected) == []
 
 
