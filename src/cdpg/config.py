@@ -69,8 +69,7 @@ class CDPGConfig:
     output_dir: str = "runs/cdpg"
     """The run's folder: configuration, metrics, samples, checkpoints, the tuned model."""
     overwrite_output_dir: bool = False
-    """Remove an earlier run from ``output_dir`` before a new one begins there; other files stay. A resumed run
-    removes nothing."""
+    """Remove an earlier run from ``output_dir`` before a new one begins; other files stay. Resuming removes nothing."""
     method: str = "cdpg"
     """What the gradient is weighted by."""
     epochs: int = 1000
@@ -87,8 +86,7 @@ class CDPGConfig:
     """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller. A run that is
     extended keeps the warm-up it began with."""
     decay_epochs: int = 0
-    """Epochs at the end over which the rate falls linearly towards 0, so that the noise of the last batches averages
-    out; by default the rate stays constant, as in the paper."""
+    """Epochs at the end over which the rate falls linearly towards 0, which averages noise out; the paper has none."""
     partition_epsilon: float = 1e-8
     """ε, added once to the partition estimate in the weight's denominator."""
     batch_size: int | None = None
@@ -131,11 +129,9 @@ class CDPGConfig:
     check_memory: int = 1024
     """Megabytes that a worker may use beyond what it had at its start."""
     check_failures: float = 0.05
-    """The run stops if more than this share of an epoch's samples fails; an epoch of fewer than 100 samples is counted
-    together with those before it, and as at least 100."""
+    """The run stops if more than this share of an epoch's samples fails, or of the last 100 if an epoch has fewer."""
     check_output: Literal["hide", "show"] = "hide"
-    """Whether to show what a constraint prints in a worker, a few lines at a time; in the training process
-    (``check_workers`` 0) it is printed directly."""
+    """Whether to show a few lines of what a constraint prints in a worker; with ``check_workers`` 0 it is all shown."""
 
     prune: bool = True
     """End a sample once its constraint says that nothing can follow and satisfy it (its function ``hopeless``), since b

@@ -12,7 +12,7 @@ from cdpg.evaluation.metrics import POOLED
 from cdpg.evaluation.results import BASE, TUNED, Evaluation
 from cdpg.messages.progress import Progress
 from cdpg.models.base import LanguageModel
-from cdpg.models.transformer import digest
+from cdpg.models.modules import digest
 from cdpg.system.stopping import never_stop
 
 

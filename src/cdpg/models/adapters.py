@@ -10,7 +10,7 @@ from torch import nn
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError, first_line
-from cdpg.models.transformer import digest, inner_model
+from cdpg.models.modules import digest, inner_model
 
 
 def requested_adapters(config: CDPGConfig, peft_config: Any) -> Any:

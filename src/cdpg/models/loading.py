@@ -22,9 +22,10 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.causal import CausalModel
 from cdpg.models.codec import Codec
 from cdpg.models.devices import check_precision, choose_device
+from cdpg.models.modules import inner_model
 from cdpg.models.names import locate, require_model
 from cdpg.models.seq2seq import Seq2SeqModel
-from cdpg.models.transformer import TransformerModel, inner_model
+from cdpg.models.transformer import TransformerModel
 from cdpg.system import memory
 from cdpg.system.distributed import Processes
 

@@ -8,9 +8,8 @@ time when sampling, by all their tokens at once when scoring, with or without gr
 from __future__ import annotations
 
 import copy
-import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -34,11 +33,11 @@ from cdpg.models.fast.packed_weights import packed_weights, packing_works
 from cdpg.models.fast.steps import StepDecoding, Steps
 from cdpg.models.fast.t5_steps import T5Steps
 from cdpg.models.head import VocabularyHead, chosen_log_probs
+from cdpg.models.modules import inner_model
 from cdpg.models.narrow import narrow_layers, widen_when_run
 from cdpg.models.recomputing import recomputed
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
 from cdpg.system.distributed import Processes
-from cdpg.system.shards import part_here
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which model families limit how far back a position attends."""
@@ -380,19 +379,6 @@ class _TransformerDecoding(Decoding):
         self.shared.keep(rows)
         self.state.take(rows)
         self.hidden = self.state.hidden
-
-
-def inner_model(module: nn.Module) -> Any:
-    """The Hugging Face model inside PEFT's wrapper, if there is one."""
-    return module.get_base_model() if hasattr(module, "get_base_model") else module  # type: ignore[operator]
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the bits of some tensors; of divided ones, of this process's part."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(part_here(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 def pad(sequences: Sequence[Sequence[int]], left: bool, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import fingerprint
 from cdpg.errors import UserError
 from cdpg.models.base import PromptTokens
-from cdpg.models.transformer import digest
+from cdpg.models.modules import digest
 from cdpg.storage.schedule import rate_changes
 
 _PACKAGES = ("cdpg", "torch", "transformers", "accelerate", "peft", "safetensors", "numpy")
