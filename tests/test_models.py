@@ -131,7 +131,7 @@ def test_almost_the_same_samples_for_any_batch_split_in_float32(family: str) -> 
     one, other = (draw(model, rows, samples=300) for rows in (1200, 173))
     width = min(one.tokens.shape[2], other.tokens.shape[2])
     same = (one.tokens[..., :width] == other.tokens[..., :width]).all(dim=2) & (one.lengths == other.lengths)
-    assert (~same).sum() <= 1, "of 1,200, one may part by rounding"
+    assert (~same).sum() <= 3, "of 1,200, few may part by rounding"
 
 
 def test_samples_do_not_depend_on_the_model_s_generation_config() -> None:
