@@ -30,7 +30,6 @@ from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 from cdpg.tasks import TASKS
 from cdpg.tasks.base import Draw, Task
 
-
 logger = logging.getLogger("ideal_limit")
 
 
