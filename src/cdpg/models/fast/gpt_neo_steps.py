@@ -43,8 +43,8 @@ class _Layer:
 class GPTNeoSteps(Steps):
     """Steps of a GPT-Neo whose local windows reach back to the prompt."""
 
-    def __init__(self, model: GPTNeoForCausalLM, rows: int, packs: bool) -> None:
-        inner: Any = model.transformer
+    def __init__(self, model: Any, rows: int, packs: bool) -> None:
+        inner = model.transformer
         self._tokens, self._positions = inner.wte.weight.detach(), inner.wpe.weight.detach()
         self._heads: int = inner.h[0].attn.attention.num_heads
         self._layers = [_layer(block, rows, packs) for block in inner.h]
@@ -53,18 +53,14 @@ class GPTNeoSteps(Steps):
         self._last_norm = inner.ln_f
 
     @classmethod
-    def fits(cls, model: nn.Module) -> bool:
+    def fits(cls, model: Any) -> bool:
         """Whether this is such a model, and its layers are as they were made."""
         if type(model) is not GPTNeoForCausalLM:
             return False
-        inner: Any = model.transformer
-        return all_plain(
-            layer
-            for block in inner.h
-            for attention in [block.attn.attention]
-            for layer in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj,
-                          block.mlp.c_fc, block.mlp.c_proj)
-        )  # fmt: skip
+        blocks: list[Any] = list(model.transformer.h)
+        attentions = [block.attn.attention for block in blocks]
+        products = [layer for a in attentions for layer in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
+        return all_plain([*products, *(layer for block in blocks for layer in (block.mlp.c_fc, block.mlp.c_proj))])
 
     def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
         prompts = [PrefixLayer(layer.keys, layer.values, shared) for layer in prefix.layers]

@@ -39,7 +39,7 @@ class _Layer:
 class T5Steps(Steps):
     """Steps of a T5 with plain feed-forward layers."""
 
-    def __init__(self, model: T5ForConditionalGeneration, rows: int, packs: bool) -> None:
+    def __init__(self, model: Any, rows: int, packs: bool) -> None:
         decoder: Any = model.get_decoder()
         self._tokens = decoder.embed_tokens.weight.detach()
         self._first: Any = decoder.block[0].layer[0].SelfAttention
@@ -50,7 +50,7 @@ class T5Steps(Steps):
         self._biases = self._biases_of(2 * SEGMENT)
 
     @classmethod
-    def fits(cls, model: nn.Module) -> bool:
+    def fits(cls, model: Any) -> bool:
         """Whether this is such a model, and its layers are as they were made."""
         if type(model) is not T5ForConditionalGeneration:
             return False
@@ -119,7 +119,8 @@ def cross_attention(query: Tensor, prompt: PrefixLayer, heads: int) -> Tensor:
         scores += log_mask
     weights = scores.softmax(dim=3).flatten(0, 1)
     values = torch.bmm(weights, prompt.values.flatten(0, 1)).view(spread.shape)
-    return groups.merge(values.transpose(1, 2).flatten(2))
+    merged: Tensor = groups.merge(values.transpose(1, 2).flatten(2))
+    return merged
 
 
 def _layer(layers: Any, rows: int, packs: bool) -> _Layer:
