@@ -139,7 +139,8 @@ def set_up(
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
     all_prompts = _encoded(everything, policy, base, config)
     method = make_method(config)
-    (contexts, prompts), aside, best = _divided(everything, all_prompts, config, method, len(eval_contexts))
+    held_out = 0 if judge.tilt.factors else len(eval_contexts)  # the gain is biased then, and does not choose
+    (contexts, prompts), aside, best = _divided(everything, all_prompts, config, method, held_out)
     given = frozenset(prompt_digests(everything))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, given)
     folder = RunFolder(config.output_dir)
