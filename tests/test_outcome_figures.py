@@ -406,8 +406,8 @@ def test_which_way_is_better() -> None:
     KL(π, a) is a price, and Z a quantity of the base.
     """
     higher = (
-        "satisfaction satisfaction_beam gain coverage ess distinct_2 bleu bleu_masked precision_source recall_target "
-        "entities rouge_l compilability"
+        "satisfaction satisfaction_beam gain recall coverage ess distinct_2 bleu bleu_masked precision_source "
+        "recall_target entities rouge_l compilability"
     )
     lower = "kl_target_policy kl_target_policy_pooled checks_failed pep8_violations"
     known = known_metrics({})

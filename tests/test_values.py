@@ -437,6 +437,7 @@ def test_the_runs_are_about_what_they_should_be(one: One, two: Expected) -> None
 LABELS = {
     "satisfaction": ("satisfaction", "higher"),
     "gain": ("gain (nats)", "higher"),
+    "recall": ("recall of p", "higher"),
     "kl_target_policy_pooled": ("KL(p, π), pooled (nats)", "lower"),
     "kl_target_policy": ("KL(p, π), own samples (nats)", "lower"),
     "kl_policy_base": ("KL(π, a) (nats)", None),
@@ -455,7 +456,7 @@ LABELS = {
 OF_BASE = ("z_mean", "z_nstd", "z_nstd_corrected")
 """Those that estimate a quantity of the base: there is no change, and no level that a line could leave."""
 GROUPS = {
-    "requirement": ("satisfaction", "gain", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base"),
+    "requirement": ("satisfaction", "gain", "recall", "kl_target_policy_pooled", "kl_target_policy", "kl_policy_base"),
     "outputs": ("distinct_2", "length", "ended"),
     "sampling": ("coverage", "z_mean", "z_nstd", "z_nstd_corrected", "ess", "checks_failed", "not_applicable"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -149,15 +150,25 @@ ROUND, ENOUGH = 8, 4
 """Draws of a context before it is looked whether it needs more, and the accepted samples that are enough."""
 
 
+@dataclass
+class IdealContext:
+    """The exact samples of p_c of one context: prompts, completions and b of those that were accepted."""
+
+    samples: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    b: list[float] = field(default_factory=list)
+    judged: int = 0
+    """Draws of the base with a verdict, accepted or not."""
+
+
 def ideal_samples(
     base: Parameters, contexts: Sequence[Context], judge: Judge, settings: Settings
-) -> list[list[tuple[list[int], list[int]]]]:
-    """Prompt and completion of every exact sample of p_c, by context: a sample of the base, accepted if u < b.
+) -> list[IdealContext]:
+    """Every exact sample of p_c, by context: a sample of the base, accepted if u < b.
 
     First come the samples of the evaluation. Then the contexts of a block are sampled in rounds, those that have enough
     no longer.
     """
-    found: list[list[tuple[list[int], list[int]]]] = [[] for _ in contexts]
+    found = [IdealContext() for _ in contexts]
     for number, start in enumerate(range(0, len(contexts), BLOCK)):
         missing, done = list(range(start, min(start + BLOCK, len(contexts)))), 0
         while missing and (done == 0 or done < settings.gain_draws):
@@ -172,20 +183,39 @@ def ideal_samples(
             )
             for slot, index in enumerate(missing):
                 rows = [slot * size + j for j in range(size) if drawn.valid[slot, j] and u[slot, j] < drawn.b[slot, j]]
-                found[index] += [(contexts[index].tokens, list(drawn.completions[row])) for row in rows]
-            missing, done = [index for index in missing if len(found[index]) < ENOUGH], done + size
+                found[index].samples += [(contexts[index].tokens, list(drawn.completions[row])) for row in rows]
+                found[index].b += [float(drawn.b[slot, row - slot * size]) for row in rows]
+                found[index].judged += int(drawn.valid[slot].sum())
+            missing, done = [index for index in missing if len(found[index].samples) < ENOUGH], done + size
     return found
 
 
-def gains(model: Parameters, base: Parameters, ideal: Sequence[Sequence[tuple[list[int], list[int]]]]) -> Array:
-    """E_p[log π − log a] of each context, the mean over its samples of the ideal model; NaN without any."""
-    found = []
-    for samples in ideal:
-        if not samples:
+def gains(model: Parameters, base: Parameters, ideal: Sequence[IdealContext]) -> tuple[Array, Array]:
+    """By context, over its samples of the ideal model: E_p[log π − log a], and the share with π ≥ p/10; else NaN.
+
+    p = a·b/Z, with Z the share of the draws that were accepted.
+    """
+    found, recalls = [], []
+    for context in ideal:
+        if not context.samples:
             found.append(np.nan)
+            recalls.append(np.nan)
             continue
-        x = Sequences.of([prompt for prompt, _ in samples], [completion for _, completion in samples])
-        found.append(float((token_log_probs(model, x) - token_log_probs(base, x)).sum(axis=1).mean()))
+        x = Sequences.of([prompt for prompt, _ in context.samples], [completion for _, completion in context.samples])
+        log_pi, log_a = (token_log_probs(one, x).sum(axis=1) for one in (model, base))
+        found.append(float((log_pi - log_a).mean()))
+        z = len(context.samples) / context.judged
+        recalls.append(float((log_pi >= np.log(np.exp(log_a) * np.array(context.b) / z / 10)).mean()))
+    return np.array(found), np.array(recalls)
+
+
+def pass_at_k(blocks: Sequence[Judged], k: int) -> Array:
+    """1 − C(n−c, k)/C(n, k) by context: n samples have a verdict, c of them b > 0; NaN where n < k."""
+    found = []
+    for block in blocks:
+        for b, valid in zip(block.b, block.valid, strict=True):
+            n, c = int(valid.sum()), int(((b > 0) & valid).sum())
+            found.append(1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else np.nan)
     return np.array(found)
 
 
@@ -247,7 +277,7 @@ class Evaluation:
         contexts: Sequence[Context],
         judge: Judge,
         settings: Settings,
-        ideal: Sequence[Sequence[tuple[list[int], list[int]]]],
+        ideal: Sequence[IdealContext],
     ) -> None:
         base = models["base"]
         self.contexts, self.settings = contexts, settings
@@ -266,9 +296,10 @@ class Evaluation:
             if any(np.nansum(values) > 0 for values in shares.values()):  # of one model: then of all
                 for name, values in shares.items():
                     self.figures[name][share] = mean_of(values)
-        self.gains = gains(base, base, ideal)
+        self.gains, _ = gains(base, base, ideal)
         for name, model in models.items():
-            self.figures[name]["gain"] = mean_of(gains(model, base, ideal))
+            gain, recall = gains(model, base, ideal)
+            self.figures[name] |= {"gain": mean_of(gain), "recall": mean_of(recall)}
         if len(models) > 1:
             for name, values in pooled(models, self.outcomes).items():
                 self.figures[name]["kl_target_policy_pooled"] = mean_of(values)
@@ -388,6 +419,14 @@ class Evaluation:
             **({"between": between} if others else {}),
             "ideal": {name: self.interval(mean_of(values)) for name, values in self.ideal().items()},
             "versus_ideal": {shown: self.versus_ideal(name) for name, shown in models.items()},
+            "pass_at_k": {
+                shown: {
+                    str(k): self.interval(mean_of(pass_at_k(self.outcomes[name], k)))
+                    for k in (1, 2, 4, 8, 16, 32, 64)
+                    if k <= self.settings.evaluation_samples
+                }
+                for name, shown in models.items()
+            },
             "frequencies": {shown: {"token_rank": self.token_rank(name)} for name, shown in models.items()},
             "partition": self.partition(),
             "examples": self.examples(models),

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdpg.evaluation.metrics import GAIN, METRICS, POOLED, Metric, fixed
+from cdpg.evaluation.metrics import GAIN, METRICS, POOLED, RECALL, Metric, fixed
 from cdpg.messages.text import safe_text
 
-_FIRST = ("satisfaction", "satisfaction_beam", GAIN, POOLED, "kl_target_policy", "kl_policy_base")
+_FIRST = ("satisfaction", "satisfaction_beam", GAIN, RECALL, POOLED, "kl_target_policy", "kl_policy_base")
 
 
 def print_models(

@@ -162,9 +162,7 @@ class Evaluator:
                 if source != name:
                     scores[name, source] = self._scores(name, model, source, outcome, cache)
             gains[name] = self._gain(name, model, ideal, cache)
-        if ideal:
-            counts = torch.cat([part.counts(self.processes) for part in ideal])
-            gains[BASE] = torch.where(counts > 0, 0.0, math.nan).double()
+        gains[BASE] = self._gain(BASE, self.base, ideal, cache)
         drawn = [record for part in ideal for record in part.records(self.processes)]
         if not self.processes.is_main:
             return None
@@ -194,16 +192,18 @@ class Evaluator:
         return [cache.ideal[number, len(block.b)] for number, block in enumerate(base.blocks)]
 
     def _gain(self, name: str, model: LanguageModel, ideal: Sequence[IdealSamples], cache: EvaluationCache) -> Tensor:
-        """``[context]``: the gain of a model over the base; NaN for a context without a sample of the ideal model."""
-        found = []
+        """``[2, context]``: gain and recall of a model; NaN for a context without a sample of the ideal model."""
+        found, coefficients = [], self.judge.tilt.coefficients
         for number, part in enumerate(ideal):
             key = name, number, part.contexts
+            if name == BASE:  # nothing has to be scored
+                found.append(part.figures(part.log_a, self.processes, coefficients))
+                continue
             if key not in cache.gains:
-                cache.gains[key] = part.gain(
-                    model, self.processes, self.config.tokens_per_pass, self.judge.tilt.coefficients
-                )
+                log_policy = part.log_policy(model, self.config.tokens_per_pass)
+                cache.gains[key] = part.figures(log_policy, self.processes, coefficients)
             found.append(cache.gains[key])
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+        return torch.cat(found, dim=1) if found else torch.zeros(2, 0, dtype=torch.float64)
 
     def count_tuned_on(self, limit: int | None = None) -> int | None:
         """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None if not known."""

@@ -38,6 +38,8 @@ from cdpg.target.partition import effective_numbers
 
 ENOUGH = 4
 """Accepted samples after which a context is not sampled again."""
+TENTH = 10.0
+"""A sample of p is covered by a model that gives it this part of its probability, one over this, or more."""
 ROUND = 8
 """Draws for each context before it is counted which contexts need more."""
 
@@ -56,6 +58,10 @@ class IdealSamples:
     """``[sample]``, float64: log-probabilities under the base."""
     draws: int
     """Samples of the base that were drawn."""
+    log_b: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    """``[sample]``: log b, of this process's samples."""
+    judged: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    """``[context]``: samples of the base with a verdict, accepted or not."""
     features: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
     """``[sample, factor]``: the values of the target's moments and rewards, of this process's samples."""
     every_owner: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -74,15 +80,40 @@ class IdealSamples:
 
         With ``coefficients``, those of the target's moments and rewards, it is weighted by their factor.
         """
+        log_policy = self.log_policy(model, tokens_per_pass)
+        return self._mean(log_policy - self.log_a, processes, coefficients)
+
+    def figures(self, log_policy: Tensor, processes: Processes, coefficients: tuple[float, ...] = ()) -> Tensor:
+        """``[2, context]``: gain and recall of a model with these log-probabilities."""
+        gain = self._mean(log_policy - self.log_a, processes, coefficients)
+        return torch.stack([gain, self.recall(log_policy, processes, coefficients)])
+
+    def log_policy(self, model: LanguageModel, tokens_per_pass: int) -> Tensor:
+        """``[sample]``: log π(x|c) of this process's samples."""
         rows = torch.arange(len(self.owners))
-        log_policy = score_samples(model, self.samples, rows, tokens_per_pass).sum(dim=2)[:, 0]
+        return score_samples(model, self.samples, rows, tokens_per_pass).sum(dim=2)[:, 0]
+
+    def recall(self, log_policy: Tensor, processes: Processes, coefficients: tuple[float, ...] = ()) -> Tensor:
+        """``[context]``: the share of samples of p with π(x|c) ≥ p(x|c)/10; NaN without any.
+
+        p = P/Ẑ_c, with Ẑ_c estimated from the same draws of the base: the sum of the accepted samples' weights over the
+        number of draws.
+        """
+        every = self._log_weight(self.every_feature, coefficients)
+        log_z = torch.full((self.contexts,), -math.inf, dtype=torch.float64)
+        for context in self.every_owner.unique().tolist():
+            log_z[context] = every[self.every_owner == context].logsumexp(dim=0) - self.judged[context].double().log()
+        tilt = self._log_weight(self.features, coefficients)
+        log_p = self.log_a + self.log_b + tilt - log_z[self.owners]
+        return self._mean((log_policy >= log_p - math.log(TENTH)).double(), processes, coefficients)
+
+    def _mean(self, values: Tensor, processes: Processes, coefficients: tuple[float, ...]) -> Tensor:
+        """The mean over samples of p, ``[context]``."""
         if not coefficients:
-            return mean_by_context(log_policy - self.log_a, self.owners, self.contexts, processes.total)
+            return mean_by_context(values, self.owners, self.contexts, processes.total)
         every = self._log_weight(self.every_feature, coefficients), self.every_owner
         own = self._log_weight(self.features, coefficients)
-        return weighted_mean_by_context(
-            log_policy - self.log_a, own, self.owners, every, self.contexts, processes.total
-        )
+        return weighted_mean_by_context(values, own, self.owners, every, self.contexts, processes.total)
 
     def effective_numbers(self, coefficients: tuple[float, ...]) -> Tensor:
         """``[context]``: (Σw)²/Σw² of its samples, weighted by the factor of moments and rewards; 0 without any."""
@@ -94,7 +125,7 @@ class IdealSamples:
 
     @staticmethod
     def _log_weight(features: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-        return features @ features.new_tensor(coefficients)
+        return features @ features.new_tensor(coefficients) if coefficients else features.new_zeros(len(features))
 
     def records(self, processes: Processes) -> list[dict[str, Any]]:
         """The samples of all processes, with their log-probabilities under the base, in the order of the contexts."""
@@ -186,10 +217,17 @@ def _accepted(rollout: Rollout, accepted: Tensor, indices: Sequence[int], contex
         ),
         log_a=rollout.own(rollout.log_a)[rows],
         draws=rollout.b.numel(),
+        log_b=rollout.own(rollout.b)[rows].log(),
+        judged=_by_context(rollout.valid.sum(dim=1), indices, contexts),
         features=features[first : first + samples.shape[0]].flatten(0, 1)[rows],
         every_owner=every,
         every_feature=features[accepted],
     )
+
+
+def _by_context(counts: Tensor, indices: Sequence[int], contexts: int) -> Tensor:
+    """Counts of the contexts of a rollout as counts of all contexts."""
+    return torch.zeros(contexts, dtype=torch.long).index_add_(0, torch.tensor(indices, dtype=torch.long), counts)
 
 
 def _joined(parts: Sequence[IdealSamples], contexts: int) -> IdealSamples:
@@ -217,6 +255,8 @@ def _joined(parts: Sequence[IdealSamples], contexts: int) -> IdealSamples:
         ),
         log_a=flat([part.log_a for part in parts], torch.zeros(0, dtype=torch.float64)),
         draws=sum(part.draws for part in parts),
+        log_b=flat([part.log_b for part in parts], torch.zeros(0, dtype=torch.float64)),
+        judged=sum((part.judged for part in parts), torch.zeros(contexts, dtype=torch.long)),
         features=torch.cat([part.features for part in parts]) if parts else torch.zeros(0, 0).double(),
         every_owner=flat([part.every_owner for part in parts], torch.zeros(0, dtype=torch.long)),
         every_feature=torch.cat([part.every_feature for part in parts]) if parts else torch.zeros(0, 0).double(),

@@ -118,6 +118,9 @@ POOLED = "kl_target_policy_pooled"
 GAIN = "gain"
 """The metric that is measured on exact samples of the ideal model; figures of any evaluations compare."""
 
+RECALL = "recall"
+"""The metric that says how much of the ideal model's diversity is left."""
+
 GAIN_ESS = "gain_effective_samples"
 """Key of a file: the effective number of samples of the base that the gain rests on, in a context, on average; only
 where the target has moments or rewards, since the samples are then weighted."""
@@ -149,6 +152,12 @@ METRICS: dict[str, Metric] = {
         "that satisfy; over contexts that have one.",
         "nats",
         "higher",
+    ),
+    RECALL: Metric(
+        "recall of p",
+        "Share of samples of the ideal model to which the model gives at least a tenth of their probability under it; "
+        "over contexts that have one.",
+        better="higher",
     ),
     "kl_target_policy": Metric(
         "KL(p, π), own samples",

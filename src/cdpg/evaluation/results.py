@@ -12,7 +12,18 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.evaluation.held_out import APPLIED, MODEL_NOTICES, TUNED_ON, WITH_GAIN, warning
-from cdpg.evaluation.metrics import COUNT_INFO, GAIN, GAIN_ESS, LEFT_OUT, METRIC_INFO, METRICS, POOLED, Count, Metric
+from cdpg.evaluation.metrics import (
+    COUNT_INFO,
+    GAIN,
+    GAIN_ESS,
+    LEFT_OUT,
+    METRIC_INFO,
+    METRICS,
+    POOLED,
+    RECALL,
+    Count,
+    Metric,
+)
 from cdpg.evaluation.outcome import (
     Outcome,
     ideal_means,
@@ -22,6 +33,7 @@ from cdpg.evaluation.outcome import (
     statistics_of,
     token_ranks,
 )
+from cdpg.evaluation.pass_at_k import pass_at_k
 from cdpg.evaluation.statistics import (
     CONFIDENCE,
     RESAMPLES,
@@ -79,7 +91,7 @@ class Evaluation:
     ) -> Evaluation:
         """Metrics of every model; ``scores`` has an entry for each pair of models, except those scored by the base.
 
-        ``gains`` has the gain of every model over the base, ``[context]``, if it was measured.
+        ``gains`` has the gain of every model over the base and its recall, ``[2, context]``, if they were measured.
         """
         statistics = {name: statistics_of(outcome, config.partition_epsilon) for name, outcome in outcomes.items()}
         absent = [name for name in LEFT_OUT if not any(found[name].terms[:, 0].any() for found in statistics.values())]
@@ -89,7 +101,8 @@ class Evaluation:
         for name, values in _pooled(outcomes, scores).items():
             statistics[name][POOLED] = mean_statistic(values)
         for name, gain in (gains or {}).items():
-            statistics[name][GAIN] = mean_statistic(gain.numpy())
+            statistics[name][GAIN] = mean_statistic(gain[0].numpy())
+            statistics[name][RECALL] = mean_statistic(gain[1].numpy())
         own = (own_metrics or {}, own_counts or {})
         return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on, *own)
 
@@ -123,6 +136,7 @@ class Evaluation:
             "changes": {shown: self._changes(name, BASE) for name, shown in tuned.items()},
             **self._between(tuned),
             **self._against_ideal(names),
+            **self._pass_at_k(names),
             "frequencies": {shown: _frequencies(self.outcomes[name]) for name, shown in names.items()},
             "partition": partition_estimates(base),
             **self._all_notices(names, tuned),
@@ -273,6 +287,17 @@ class Evaluation:
             }
         figures = {name: interval(mean_statistic(values), resamples).to_mapping() for name, values in ideal.items()}
         return {"ideal": figures, "versus_ideal": versus}
+
+    def _pass_at_k(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """pass@k of every model, by k, if contexts have several samples."""
+        if self.outcomes[BASE].table("b").shape[1] < 2:
+            return {}
+        resamples, found = self._resamples(), dict[str, Any]()
+        for name, shown in names.items():
+            b, valid = (self.outcomes[name].table(key).double().numpy() for key in ("b", "valid"))
+            shares = pass_at_k((b > 0).astype(np.float64), valid)
+            found[shown] = {str(k): interval(mean_statistic(v), resamples).to_mapping() for k, v in shares.items()}
+        return {"pass_at_k": found}
 
     def _example(self, index: int, names: Mapping[str, str]) -> dict[str, Any]:
         context = self.outcomes[BASE].contexts[index]

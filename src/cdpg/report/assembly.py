@@ -22,7 +22,7 @@ _PLACE = {"seed", "output_dir", "origin", "save_every", "keep_checkpoints", "rep
 """Settings in which repetitions of one run may differ."""
 _ORIGIN = ("contexts", "tokens", "adapters")
 """Facts in the origin on which a training depends, beside its settings."""
-_OF_MODELS = ("changes", "versus_ideal", "frequencies", "costs")
+_OF_MODELS = ("changes", "versus_ideal", "frequencies", "costs", "pass_at_k")
 _CONDITIONS = {"contexts": "contexts", "samples_per_context": "samples a context", "seed": "seed"}
 """Conditions of an evaluation, by key of the file, and their names."""
 

@@ -15,6 +15,7 @@ from cdpg.evaluation.held_out import warning
 from cdpg.evaluation.metrics import POOLED, Metric
 from cdpg.methods import Style
 from cdpg.report.charts import Chart, Line, capital, compact, draw_lines, draw_stacks, mark_level, plain, stem, use_log
+from cdpg.report.diversity import diversity
 from cdpg.report.frequencies import frequencies, token_ranks
 from cdpg.report.series import (
     Clock,
@@ -40,7 +41,13 @@ _POOLS = " Here each point has a pool of its own, of the base and that run; the 
 def figures_of(study: Study) -> list[Chart]:
     """All figures for which the study has data, in the order of the report."""
     clock = clock_of(study)
-    charts = [*_training(study, clock), *_cost_of_constraint(study), *frequencies(study), *token_ranks(study)]
+    charts = [
+        *_training(study, clock),
+        *_cost_of_constraint(study),
+        *diversity(study),
+        *frequencies(study),
+        *token_ranks(study),
+    ]
     charts += [*_partition(study, clock), *_weights(study, clock), *_times(study)]
     by_name = {chart.name: chart for chart in reversed(charts)}  # of two of one name the first
     return [dataclasses.replace(chart, name=study.key + chart.name) for chart in reversed(by_name.values())]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdpg.evaluation.metrics import GAIN, POOLED, Metric
+from cdpg.evaluation.metrics import GAIN, POOLED, RECALL, Metric
 from cdpg.methods import label_of
 from cdpg.report.figures import axis_label
 from cdpg.report.study import Study
@@ -20,7 +20,7 @@ from cdpg.storage.json_files import mapping, sequence
 _GROUPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "requirement": (
         "The requirement, and how far the model moved",
-        ("satisfaction", "satisfaction_beam", GAIN, POOLED, "kl_target_policy", "kl_policy_base"),
+        ("satisfaction", "satisfaction_beam", GAIN, RECALL, POOLED, "kl_target_policy", "kl_policy_base"),
         (),
     ),
     "outputs": ("The outputs", (), ("distinct_2", "length", "ended")),
