@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from cdpg.system.signals import StopSignal
 from cdpg.system.stopping import StopCheck
 from cdpg.training.progress import RunProgress
 from cdpg.training.setup import Parts
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float],
         except RuntimeError as error:
             if not is_lost_process(error):
                 raise
-            raise RunError(
+            # At once: a launcher is about to end this process, too, maybe before the exception is shown.
+            _log.error(
                 "another process of this run has ended, and this one cannot go on without it: see the message of that "
                 f"process, or whether the system killed it for lack of memory; continue with: {resume}"
-            ) from error
+            )
+            raise RunError("the run has lost one of its processes") from error
