@@ -59,6 +59,11 @@ class SharedTable(TabularModel):
         return [(0,) for _ in contexts]
 
 
+def shared(seed: int) -> SharedTable:
+    """A table for contexts with any prompts."""
+    return SharedTable(["a"], LETTERS, MAX_LENGTH, seed=seed)
+
+
 def tabular(seed: int, contexts: int = 3) -> TabularModel:
     return TabularModel([" ".join(LETTERS[: i + 1]) for i in range(contexts)], LETTERS, MAX_LENGTH, seed=seed)
 

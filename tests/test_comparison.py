@@ -69,7 +69,7 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(comparison, "make_evaluator", lambda *given: None)
     monkeypatch.setattr(comparison, "load_model", lambda path, settings: path)
     monkeypatch.setattr(comparison, "evaluate_saved", evaluated)
-    inputs = Inputs([], [], lambda prompts, completions: [], TextMeasure(), None)  # nothing is evaluated
+    inputs = Inputs([], [], [lambda prompts, completions: []], TextMeasure(), None)  # nothing is evaluated
     assert compare(job_in(tmp_path), inputs, runs, None, StopSignal()) is not None
     return loaded
 

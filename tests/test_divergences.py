@@ -13,13 +13,14 @@ from torch import Tensor
 
 import factor_rules
 from cdpg import CDPGConfig, CDPGTrainer, Reward
+from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.methods.base import SampleLoss
 from cdpg.methods.cdpg import CDPG
 from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others
 from cdpg.target.f_divergences import Divergence, amari, pseudo_reward
 from cdpg.target.target import log_target
-from enumeration import MAX_LENGTH, Universe, contexts_of, flat_gradient, relative_error, tabular
+from enumeration import MAX_LENGTH, Universe, contexts_of, flat_gradient, relative_error, shared, tabular
 
 ALPHA = 0.3
 
@@ -164,13 +165,14 @@ def has_a(prompts: list[str], completions: list[str], **columns: Any) -> list[bo
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
 
 
-@pytest.mark.parametrize("changes", [{"control_variate": False, "replay": 0}, {"validation_contexts": 1}])
+@pytest.mark.parametrize("changes", [{"control_variate": False, "replay": 0}, {"validation_contexts": 5}])
 @pytest.mark.parametrize("divergence", ["js", "tv", "alpha"])
 def test_a_run_lowers_its_divergence(tmp_path: Path, divergence: str, changes: dict[str, Any]) -> None:
     """With and without the mean of the others, replay, and batches that are smaller than an epoch."""
     config = settings(tmp_path, divergence=divergence, alpha=ALPHA, batch_size=96, **changes)
-    trainer = CDPGTrainer(tabular(4), has_a, config, CONTEXTS)
-    universe = Universe.of(trainer.policy, contexts_of(3))
+    contexts = [Context(prompt=f"prompt {i}", columns={}, row=i + 1) for i in range(8)]
+    trainer = CDPGTrainer(shared(4), has_a, config, contexts)
+    universe = Universe.of(trainer.policy, contexts[:1])
     b = universe.satisfied(lambda prompt, text: "a" in text)
     log_a = universe.log_prob(trainer.base)
     log_p = log_target(log_a, b).log_softmax(dim=1)

@@ -69,7 +69,7 @@ def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     """The command, with nothing measured."""
-    monkeypatch.setattr("cdpg.jobs.running.evaluate_model", lambda *arguments: dict(FIGURES))
+    monkeypatch.setattr("cdpg.jobs.running.evaluate_model", lambda *arguments: (dict(FIGURES), ()))
     return lambda *words: CliRunner().invoke(app, ["evaluate", *words])
 
 

@@ -24,7 +24,7 @@ from cdpg.storage.jsonl import read_jsonl
 from cdpg.target import partition
 from cdpg.target.divergence import weighted_mean_by_context
 from cdpg.target.moments import MomentSamples, fit_multipliers
-from enumeration import MAX_LENGTH, Universe, contexts_of, exact_cross_entropy_gradient, relative_error, tabular
+from enumeration import MAX_LENGTH, Universe, contexts_of, exact_cross_entropy_gradient, relative_error, shared, tabular
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
 HYBRID = [factor_rules.few_c, Moment(factor_rules.starts_with_a, 0.5), Reward(factor_rules.minus_length, 2.0)]
@@ -146,6 +146,10 @@ def trainer(folder: Path, factors: Any = HYBRID, callbacks: Any = (), **changes:
     return CDPGTrainer(tabular(SEED), factors, config, CONTEXTS, CONTEXTS, callbacks=callbacks)
 
 
+MANY = [{"prompt": f"prompt {i}"} for i in range(9)]
+"""So many that some can be set aside."""
+
+
 def test_a_run_comes_to_the_target(tmp_path: Path) -> None:
     """λ is estimated, so the moment and KL(p, π) are compared with those of the exact target, within its noise."""
     made = trainer(tmp_path, epochs=150, num_generations=96, learning_rate=0.15, decay_epochs=80, evaluate_every=0)
@@ -204,8 +208,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, chan
     """With λ fitted again, both before and after the interruption."""
 
     def make(folder: str, *callbacks: TrainerCallback) -> CDPGTrainer:
-        how = {"epochs": 12, "moment_contexts": 6, "learning_rate": 0.3, "validation_contexts": 1, **changes}
-        return trainer(tmp_path / folder, RARE, callbacks, **how)
+        how = {"epochs": 12, "moment_contexts": 6, "learning_rate": 0.3, "validation_contexts": 5, **changes}
+        config = settings(tmp_path / folder, **how)
+        return CDPGTrainer(shared(3), RARE, config, MANY, MANY, callbacks=callbacks)
 
     whole = make("whole")
     whole.train()

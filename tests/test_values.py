@@ -540,7 +540,8 @@ def test_the_cards_of_the_methods(one: One) -> None:
     for method in METHODS:
         pooled, seconds = "kl_target_policy_pooled", costs(one.runs / method)["seconds"]
         expected = [metrics["base"]["satisfaction"], metrics[method]["satisfaction"]]
-        expected += [metrics[method]["gain"], metrics["base"][pooled]]
+        gain = evaluation.metrics(method)["gain"]
+        expected += [abs(gain["mean"]), gain["low"], gain["high"], metrics["base"][pooled]]
         expected += [metrics[method][pooled], metrics[method]["kl_policy_base"], seconds]
         found = numbers(one.page.cards[method])
         assert len(found) == len(expected) and all(map(matches, found, expected)), (method, found, expected)

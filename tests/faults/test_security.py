@@ -144,6 +144,7 @@ COMPILES = {"src/cdpg/tasks/code/constraint.py", "recipes/code_tiny_data.py"}
 RUNS_OWN_SOURCE = {
     "src/cdpg/storage/usage.py",
     "tests/test_snippet.py",
+    "tests/test_notebook.py",
     "tests/test_mutants.py",
     "tests/mutants/patching.py",
 }

@@ -103,7 +103,6 @@ class Judge:
         self.constraints, factors = _functions(constraints)
         self.tilt = Tilt(factors)
         self._kinds = [*("constraint" for _ in self.constraints), *(factor.kind for factor in self.tilt.factors)]
-        self._functions = [*self.constraints, *self.tilt.functions]
         named = [(f"{kind} {name_of(f)}", f) for kind, f in zip(self._kinds, self._functions, strict=True)]
         self._named = named
         self._accepted = [accepted_arguments(function, label, COMPLETIONS) for label, function in named]
@@ -116,6 +115,11 @@ class Judge:
             PrefixCheck(label, function, self._callers, place)
             for place, (label, function) in enumerate(self._hopeless, start=len(named))
         ]
+
+    @property
+    def _functions(self) -> list[Constraint]:
+        """The constraints, then those of the moments and rewards."""
+        return [*self.constraints, *self.tilt.functions]
 
     def require_columns(self, contexts: Sequence[Context]) -> None:
         """Refuse contexts that lack a column that a constraint requires, before anything is sampled."""

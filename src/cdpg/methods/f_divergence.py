@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cdpg.errors import UserError
 from cdpg.methods.base import SampleLoss
-from cdpg.methods.rloo import leave_one_out
+from cdpg.target.baseline import leave_one_out
 
 if TYPE_CHECKING:
     from torch import Tensor

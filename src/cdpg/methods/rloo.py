@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cdpg.config import MethodSettings
 from cdpg.methods.base import EpochLoss, Method, SampleLoss, State, Style, of_one_process, register
+from cdpg.target.baseline import leave_one_out
 from cdpg.values import negative_or_infinite
 
 if TYPE_CHECKING:
@@ -27,16 +28,6 @@ class RLOOSettings(MethodSettings):
 
     def problems(self) -> Iterator[str]:
         return negative_or_infinite(self, "rloo_beta")
-
-
-def leave_one_out(rewards: Tensor, valid: Tensor) -> Tensor:
-    """The mean reward of the other valid samples of the context, ``[context, sample]``; 0 where there is none.
-
-    It does not depend on the sample itself, so that subtracting it leaves the expected gradient unchanged.
-    """
-    rewards = rewards.where(valid, rewards.new_zeros(()))
-    others = valid.sum(dim=1, keepdim=True) - valid.to(rewards)
-    return (rewards.sum(dim=1, keepdim=True) - rewards) / others.clamp(min=1)
 
 
 @register

@@ -27,6 +27,7 @@ from cdpg.rollout.moments import (
     refit,
     refuse_failing,
 )
+from cdpg.rollout.replay import ReplayBuffer
 from cdpg.rollout.rollout import Rollout
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.storage.journal import Journal
@@ -95,7 +96,12 @@ class TargetFit:
         if found is None:
             return state
         self._use(found)
-        changed = replace(state, moments=(*state.moments, found), method=self.method.retargeted(state.method))
+        changed = replace(
+            state,
+            method=self.method.retargeted(state.method),
+            replay=ReplayBuffer(state.replay.capacity),  # a pooled Ẑ_c of the new target knows no earlier visit
+            moments=(*state.moments, found),
+        )
         self.describe(changed)
         return changed
 

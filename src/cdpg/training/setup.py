@@ -154,13 +154,11 @@ def set_up(
     )  # fmt: skip
     divide()  # digests are of whole weights, the optimiser is for the parts
     module = method.make_module(policy)
-    parameters = trainable_parameters(policy, module)
-    optimizer = make_optimizer(parameters, config)
+    optimizer = make_optimizer(parameters := trainable_parameters(policy, module), config)
     trainable = Trainable(policy.module, module, optimizer)
     about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
     failures = FailureLog(folder.failures, config.check_failures, processes)
-    from_base = method.proposal == "base"
-    sampler = Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base)
+    sampler = _sampler(method, policy, base, judge, config, processes, stop)
     journal = Journal(folder, trainable, origin)
     return Parts(
         judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
@@ -173,6 +171,20 @@ def set_up(
         notices=RunNotices(failures, config.num_generations, bool(judge.tilt.factors)),
         sources=_sources(model, train_dataset, eval_dataset, *inputs.values()),
     )  # fmt: skip
+
+
+def _sampler(
+    method: Method,
+    policy: LanguageModel,
+    base: LanguageModel,
+    judge: Judge,
+    config: CDPGConfig,
+    processes: Processes,
+    stop: StopRule | None,
+) -> Sampler:
+    """Samples the policy, or the base for a method that learns from its samples."""
+    from_base = method.proposal == "base"
+    return Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base)
 
 
 Encoded = tuple[list[Context], list[PromptTokens]]
