@@ -18,13 +18,16 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.system.shards import is_shard
 from distributed_run import BeamMeasure
 
-PROMPTS = ("two dogs", "the quick brown", "def add(a, b):", "fox", "one lazy dog", "three cats play")
+PROMPTS = (
+    "two dogs", "the quick brown", "def add(a, b):", "fox", "one lazy dog", "three cats play", "no more", "go on",
+    "some word", "a cold morning", "four roads", "who knows", "slow motion",
+)  # fmt: skip
 EPOCHS = 5
 HALF = 3
 """The epoch after which runs are resumed."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"evaluate_at_end": False, "gradient_checkpointing": True}),
-    "llama": ("llama", {"keep": "best", "validation_contexts": 2, "max_grad_norm": 1.0, "evaluate_every": 3}),
+    "llama": ("llama", {"keep": "best", "validation_contexts": 7, "max_grad_norm": 1.0, "evaluate_every": 3}),
     "t5": ("t5", {"batch_size": 7, "base_dtype": "bfloat16", "learning_rate": 3e-4}),
     "ziegler": ("gpt2", {"method": "ziegler", "epochs": 2, "ziegler_epochs": 2, "evaluate_at_end": False}),
     "adapters": ("llama", {"lora_rank": 2, "epochs": 2, "evaluate_at_end": False}),
@@ -40,29 +43,23 @@ class Check:
 
     __module__ = "sharded_run"  # also if this file is the main program: the name is part of a run's record
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, deadly: bool = False) -> None:
+        """If it is ``deadly``, the second process does not live beyond the third epoch."""
+        self.folder, self.deadly = folder, deadly
 
     def __call__(
         self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
     ) -> list[float]:
+        metrics = self.folder / "metrics.jsonl"
+        epochs = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        if self.deadly and os.environ.get("RANK") == "1" and epochs >= HALF:
+            os.kill(os.getpid(), signal.SIGKILL)
         with (self.folder / f"tokens-{os.environ.get('RANK', 0)}.jsonl").open("a") as file:
             file.writelines(f"{json.dumps(item)}\n" for item in zip(prompts, completion_ids, strict=True))
         return [float("o" in prompt and len(text) % 3 > 0) for prompt, text in zip(prompts, completions, strict=True)]
 
 
-class Deadly(Check):
-    """The second process does not live beyond the third epoch."""
-
-    def __call__(self, prompts: list[str], completions: list[str], completion_ids: Any, **columns: Any) -> list[float]:
-        metrics = self.folder / "metrics.jsonl"
-        epochs = len(metrics.read_text().splitlines()) if metrics.exists() else 0
-        if os.environ.get("RANK") == "1" and epochs >= HALF:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(prompts, completions, completion_ids)
-
-
-def trainer(models: Path, folder: Path, name: str, sharding: str, check: type[Check] = Check) -> CDPGTrainer:
+def trainer(models: Path, folder: Path, name: str, sharding: str, deadly: bool = False) -> CDPGTrainer:
     """A run in ``folder``; ``models`` has the models by family."""
     family, settings = RUNS[name]
     values: dict[str, Any] = {
@@ -75,7 +72,7 @@ def trainer(models: Path, folder: Path, name: str, sharding: str, check: type[Ch
     data = [{"prompt": prompt} for prompt in PROMPTS]
     return CDPGTrainer(
         str(models / family),
-        check(folder),
+        Check(folder, deadly),
         CDPGConfig(**{**values, **settings}),
         data,
         data[1:4],
@@ -125,6 +122,6 @@ def main(models: Path, folder: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "deadly":
-        trainer(Path(sys.argv[2]), Path(sys.argv[3]), "gpt2", "full", Deadly).train()
+        trainer(Path(sys.argv[2]), Path(sys.argv[3]), "gpt2", "full", deadly=True).train()
     else:
         main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -33,7 +33,7 @@ CORE = (
     "models/rng", "models/sampling", "models/scoring", "models/head", "models/beams", "target/target", "target/noise",
     "target/partition", "target/pooled", "target/divergence", "target/rejection", "rollout/rollout", "rollout/sampler",
     "rollout/replay", "methods/__init__", "methods/base", "methods/cdpg", "methods/dpg", "methods/reinforce",
-    "target/baseline", "methods/rft", "methods/raft", "methods/rloo", "methods/ziegler", "training/optimization", "training/replay",
+    "methods/rft", "methods/raft", "methods/rloo", "methods/ziegler", "training/optimization", "training/replay",
     "training/validation", "evaluation/outcome", "evaluation/ideal_samples", "evaluation/statistics",
     "evaluation/results", "evaluation/measures", "evaluation/held_out", "evaluation/plan", "evaluation/evaluator",
     "evaluation/policy_evaluations", "storage/checkpoints",

@@ -157,5 +157,6 @@ def add_linear(weight: Tensor, bias: Tensor | None, rows: int, packs: bool) -> A
 
 
 def all_plain(layers: Iterable[Any]) -> bool:
-    """Whether these are linear layers as PyTorch has them, on a CPU and unchanged."""
-    return all(type(layer) is nn.Linear and is_plain(layer) for layer in layers)
+    """Whether these are linear layers as PyTorch has them, on a CPU, unchanged and not stored in half precision."""
+    exact = (torch.float32, torch.float64)
+    return all(type(layer) is nn.Linear and is_plain(layer) and layer.weight.dtype in exact for layer in layers)
