@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def leave_one_out(rewards: Tensor, valid: Tensor) -> Tensor:
