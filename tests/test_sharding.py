@@ -93,8 +93,11 @@ def test_divided_weights_are_tuned_as_whole_ones(tmp_path: Path, models: Path, c
     assert result.returncode == 0, result.stderr[-5000:]
     for name, (family, settings) in RUNS.items():
         assert_same_run(one / name, many / name)
-        assert moved(models, many / name, family) > 3e-4
+        if name != "llama":  # whose best model may be the base
+            assert moved(models, many / name, family) > 3e-4
         assert len(lines(many / name, "metrics.jsonl")) == settings.get("epochs", EPOCHS)
+    early, late = (load_file(many / f"llama/checkpoints/epoch-{n:06d}/weights.safetensors") for n in (HALF, EPOCHS))
+    assert largest_difference_of(early, late) > 1e-4
     again = many / "half" / "llama-again"
     assert largest_difference(many / "llama", again) == 0, "resumed with as many processes, to the same bits"
     for name in ("weights", "optimizer", "best"):
