@@ -29,7 +29,9 @@ AXES = {"samples": "samples drawn", "seconds": "seconds of training"}
 def points(run: RunFolder) -> dict[str, np.ndarray]:
     """``samples``, ``seconds`` and ``gain``, by evaluation."""
     seconds = np.cumsum([0.0, *(record["seconds"] for record in read_jsonl(run.metrics))])
-    lines = [line for line in read_jsonl(run.evaluations) if line["metrics"]["gain"]["mean"] is not None]
+    lines = [line for line in read_jsonl(run.evaluations) if line["metrics"].get("gain", {}).get("mean") is not None]
+    if not lines:
+        raise SystemExit(f"{run.path}: no evaluation has a gain; raise gain_draws and evaluate along the run")
     return {
         "samples": np.array([line["samples"] for line in lines], dtype=float),
         "seconds": np.array([seconds[line["epoch"]] for line in lines]),

@@ -163,7 +163,8 @@ class Evaluator:
                     scores[name, source] = self._scores(name, model, source, outcome, cache)
             gains[name] = self._gain(name, model, ideal, cache)
         gains[BASE] = self._gain(BASE, self.base, ideal, cache)
-        drawn = [record for part in ideal for record in part.records(self.processes)]
+        # They are written with the figures of all contexts only, and the processes would send all texts each time.
+        drawn = [record for part in ideal for record in part.records(self.processes)] if limit is None else []
         if not self.processes.is_main:
             return None
         own = ({**factor_metrics(self.judge.tilt), **own_metrics(self.measure)}, own_counts(self.measure))

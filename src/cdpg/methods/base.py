@@ -95,6 +95,8 @@ class Method(ABC):
     """Which model draws its samples."""
     scores_every_sample: ClassVar[bool] = False
     """Whether the base must score the samples with b = 0 too. They are then drawn to their end (no pruning)."""
+    differentiates_from: ClassVar[float] = 0.0
+    """If the gradient may need the samples with b = 0: the share of satisfying samples below which it does not."""
 
     @property
     def chooses_epoch(self) -> bool:
@@ -110,9 +112,6 @@ class Method(ABC):
     def differentiates_every_sample(self) -> bool:
         """Whether the gradient needs the samples with b = 0 too."""
         return self.scores_every_sample
-
-    differentiates_from: ClassVar[float] = 0.0
-    """The share of satisfying samples from which on it does."""
 
     @property
     def passes(self) -> int:
