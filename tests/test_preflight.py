@@ -166,8 +166,8 @@ def test_the_time_of_an_epoch() -> None:
 
     assert seconds(0.5) == pytest.approx(10 + 5 * 0.4)
     assert seconds(0.0, Pace(1.0, 4.0, 0.1, 0.3)) == pytest.approx(40)
-    assert seconds(0.5, control_variate=True) == pytest.approx(10 + 5 * 0.1 + 10 * 0.3)
-    assert seconds(0.1, control_variate=True) == pytest.approx(10 + 1 * 0.4), "too rare"
+    assert seconds(0.8, control_variate=True) == pytest.approx(10 + 8 * 0.1 + 10 * 0.3)
+    assert seconds(0.5, control_variate=True) == pytest.approx(10 + 5 * 0.4), "too rare"
     replayed = 8 / 4 * 10 * 0.5 / (1 - 0.5**5)
     assert seconds(0.5, replay=8) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
     assert seconds(0.5, replay=8, aside=0) == seconds(0.5), "nothing shows whether it helps"

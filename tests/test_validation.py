@@ -137,7 +137,7 @@ def chosen(gains: list[list[float]]) -> int:
     for epoch, values in enumerate(gains[1:], start=1):
         gap = np.array(values) - peak
         noise = gap.std(ddof=1) / math.sqrt(len(gap))
-        if gap.mean() >= -noise:
+        if gap.mean() >= -2 * noise:
             kept_epoch = epoch
         if gap.mean() > 0:
             peak = np.array(values)
@@ -149,7 +149,8 @@ def chosen(gains: list[list[float]]) -> int:
     [
         ([[0, 0], [1, 1], [2, 2]], 2),
         ([[0, 0], [1, 1], [0.5, 0.5]], 1),  # surely worse, in both contexts alike
-        ([[0, 0], [1, 1], [0.5, 1.4]], 2),  # worse by less than its noise
+        ([[0, 0], [1, 1], [0.3, 0.9]], 2),  # worse by 1.3 standard errors
+        ([[0, 0], [1, 1], [0.6, 0.8]], 1),  # worse by 3
         ([[0, 0], [3, 3], [2.9, 2.98], [2.5, 3.1], [2.55, 2.7]], 3),  # compared with the largest, not the one before
         ([[0, 0], [-1, -1.1], [-2, -2.1]], 0),
     ],

@@ -139,7 +139,7 @@ class CDPGConfig:
 
     keep: Literal["last", "best"] | None = None
     """Which model the run ends with: the last one, or the latest whose gain on the contexts set aside
-    (``validation_contexts``) is not below the largest by more than its noise. By default ``best`` for method ``cdpg``
+    (``validation_contexts``) is not below the largest by two standard errors. By default ``best`` for method ``cdpg``
     if there are held-out contexts and some set aside, else ``last``."""
     validation_contexts: int | None = None
     """Contexts to tune on that are set aside: which model is kept, and how much is replayed, is decided on them. They

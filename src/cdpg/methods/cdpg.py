@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from cdpg.rollout.rollout import Rollout
 
 
-OFTEN = 0.4
+OFTEN = 0.75
 """Share of satisfying samples from which on the control variate is worth its gradients: it takes away about this share
-of the noise, since the second moment of the weights falls from 1/ESS to 1/ESS − 1."""
+of the noise, since the second moment of the weights falls from 1/ESS to 1/ESS − 1, and adds at most a third to the
+gradients."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class CDPGSettings(MethodSettings):
     ``pooled`` takes for each sample all others ever drawn for its context, together with the mean over contexts."""
     control_variate: bool = True
     """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient. An epoch
-    does so if at least two fifths of the samples of the epoch before satisfied: of rarer ones it removes little noise,
-    and the others are many."""
+    does so if at least three quarters of the samples of the epoch before satisfied: of rarer ones it removes less
+    noise, and the others are many."""
     replay: int = 8
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
     quarter as many contexts. An epoch replays only if the epoch before has not lowered the gain on the contexts set

@@ -33,6 +33,8 @@ FEW = 50
 LEAST = 5
 """Contexts with a sample of the ideal model below which nothing is decided: of fewer the noise is hardly known."""
 _SHARE, _MOST = 10, 64
+_SURELY = 2.0
+"""Standard errors by which a later model must be worse not to be kept."""
 
 
 def keeps_best(config: CDPGConfig, method: Method, held_out: int) -> bool:
@@ -78,7 +80,7 @@ def why_none_aside(contexts: int, config: CDPGConfig) -> str:
 
 @dataclass(frozen=True)
 class Best:
-    """The model to keep so far: the latest whose gain is not below the largest by more than its noise.
+    """The model to keep so far: the latest whose gain is not below the largest by more than twice its noise.
 
     The noise is the standard error of the difference, paired by context. Without it the choice would follow the noise
     of a small set of contexts, and prefer an early model to a later one that is as good and satisfies more often.
@@ -170,11 +172,11 @@ class Validation:
         return tuple(found.tolist())
 
     @staticmethod
-    def is_below(gains: Tensor, earlier: Sequence[float]) -> bool:
-        """Whether some gains are below earlier ones by more than the standard error of the difference."""
+    def is_below(gains: Tensor, earlier: Sequence[float], errors: float = 1.0) -> bool:
+        """Whether some gains are below earlier ones by more than so many standard errors of the difference."""
         gap = gains - gains.new_tensor(earlier)
         gap = gap[~gap.isnan()]
-        return not gap.mean() >= -gap.std() / len(gap) ** 0.5
+        return not gap.mean() >= -errors * gap.std() / len(gap) ** 0.5
 
     def better(self, best: Best, epoch: int, gains: Tensor) -> Best:
         """The model to keep after ``epoch``: the policy, whose gains are given, or the best one so far.
@@ -182,7 +184,7 @@ class Validation:
         Only contexts that had a sample of the ideal model both times are compared. A gain that is not finite is never
         better.
         """
-        if self.is_below(gains, best.peak):
+        if self.is_below(gains, best.peak, _SURELY):
             return best
         higher = (gains - gains.new_tensor(best.peak)).nanmean() > 0
         peak = tuple(gains.tolist()) if higher else best.peak
