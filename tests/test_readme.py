@@ -83,7 +83,7 @@ def test_the_two_commands_and_the_extras_are_there() -> None:
 
 SMALL = {
     "epochs": 1, "contexts_per_epoch": 1, "num_generations": 2, "max_completion_length": 3, "evaluation_contexts": 1,
-    "evaluation_samples": 1, "evaluate_every": 1, "validation_contexts": 2, "gain_draws": 2,
+    "evaluation_samples": 1, "evaluate_every": 1, "validation_contexts": 5, "gain_draws": 2,
 }  # fmt: skip
 
 
