@@ -71,6 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: without this, every full collection of garbage goes through all of it."""
     gc.freeze()
+    gc.set_threshold(warm.GARBAGE)
     gc.enable()
 
 

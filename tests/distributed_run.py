@@ -19,6 +19,7 @@ from cdpg.models.tabular import TabularModel
 
 CONTEXTS = ("p", "q", "r", "s", "t")
 HELD_OUT = ("q", "p", "t")
+EPOCHS = 3
 
 
 class BeamMeasure:
@@ -60,7 +61,7 @@ def main(folder: Path, method: str, contexts_per_epoch: int = 3) -> None:
     config = CDPGConfig(
         output_dir=str(folder / method),
         method=method,
-        epochs=5,
+        epochs=EPOCHS,
         contexts_per_epoch=contexts_per_epoch,
         num_generations=8,
         max_completion_length=3,

@@ -165,7 +165,13 @@ def has_a(prompts: list[str], completions: list[str], **columns: Any) -> list[bo
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
 
 
-@pytest.mark.parametrize("changes", [{"control_variate": False, "replay": 0}, {"validation_contexts": 5}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"control_variate": False, "replay": 0, "epochs": 60, "decay_epochs": 30},
+        {"validation_contexts": 5, "epochs": 20, "decay_epochs": 10},  # replay makes more steps of an epoch
+    ],
+)
 @pytest.mark.parametrize("divergence", ["js", "tv", "alpha"])
 def test_a_run_lowers_its_divergence(tmp_path: Path, divergence: str, changes: dict[str, Any]) -> None:
     """With and without the mean of the others, replay, and batches that are smaller than an epoch."""
@@ -180,7 +186,7 @@ def test_a_run_lowers_its_divergence(tmp_path: Path, divergence: str, changes: d
     before, after = (
         float(EXACT[divergence](log_p, log_pi).mean()) for log_pi in (log_a, universe.log_prob(trainer.policy))
     )
-    assert after < 0.25 * before
+    assert after < 0.2 * before
 
 
 def test_the_reverse_kl_comes_to_a_target_with_a_reward(tmp_path: Path) -> None:

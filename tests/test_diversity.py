@@ -19,6 +19,7 @@ from cdpg.evaluation.pass_at_k import pass_at_k
 from cdpg.report import write_report
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
+from unpainted import is_one_of_a_kind, painted_if
 
 
 def soft(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -87,6 +88,7 @@ def test_files_and_report_have_them(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
     assert list(found["pass_at_k"]["tuned"]) == ["1", "2", "4", "8"]
     assert 0 <= found["tuned"]["recall"]["mean"] <= 1
-    page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
+    with painted_if(is_one_of_a_kind):
+        page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "pass@k" in page
     assert "Diversity against precision" in page

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import tiny
+import unpainted
 import warm
 from cdpg.errors import UserError
 from cdpg.jobs.comparison import comparison_runs
@@ -43,7 +44,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def cdpg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **unpainted.IN_A_FORK}
     command = [warm.python(), "-m", "cdpg", *arguments]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=180, check=False, env=environment

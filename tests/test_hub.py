@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -21,6 +23,7 @@ from huggingface_hub import constants
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.cli import app, exit_status
 from cdpg.errors import RunError, UserError
 from cdpg.storage.hub import push_folder
 from cdpg.storage.json_files import write_yaml
@@ -124,7 +127,9 @@ def is_private(created: dict[str, Any]) -> bool:
     return created.get("private") is True or created.get("visibility") == "private"
 
 
-def test_a_run_is_pushed_by_the_command(hub: Hub, tmp_path: Path) -> None:
+def test_a_run_is_pushed_by_the_command(
+    hub: Hub, tmp_path: Path, online: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny.save(tmp_path / "run" / "model", "llama")
     (model / "README.md").write_text("---\nlibrary_name: transformers\n---\n# A card\n", encoding="utf-8")
     (model / ".README.md.7.tmp").write_text("left behind", encoding="utf-8")
@@ -137,10 +142,14 @@ def test_a_run_is_pushed_by_the_command(hub: Hub, tmp_path: Path) -> None:
     assert is_private(hub.created[0])
     assert hub.files == {path.name: path.read_bytes() for path in model.iterdir() if not path.name.startswith(".")}
     hub.allowed = False
-    refused = python(hub, tmp_path, "-m", "cdpg", "push", "run", "me/short")
-    assert refused.returncode == 2, refused.stderr
-    assert "the hub does not know who uploads to 'me/short': log in with 'hf auth login'" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    online(hub.address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        status = exit_status(lambda: app(args=["push", str(tmp_path / "run"), "me/short"], standalone_mode=False))
+    assert status == 2, told.getvalue()
+    assert "the hub does not know who uploads to 'me/short': log in with 'hf auth login'" in told.getvalue()
+    assert "Traceback" not in told.getvalue()
 
 
 def test_what_cannot_be_pushed_is_said(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from cdpg.report import write_report
 from cdpg.rollout.sampler import Sampler
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import contexts_of, tabular
+from unpainted import is_one_of_a_kind, painted_if
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
 
@@ -105,7 +106,8 @@ def test_zero_leaves_out_all_evaluations_along_the_run(tmp_path: Path, asked: li
     make(tmp_path, evaluate_every=0).train()
     assert asked == [3, 3, 0]
     assert not (tmp_path / "evaluations.jsonl").exists()
-    assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000
+    with painted_if(is_one_of_a_kind):
+        assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000
     make(tmp_path, evaluate_every=0, epochs=5).train(resume_from_checkpoint=True)
     assert asked[3:] == [3, 3, 0]
 
@@ -114,4 +116,5 @@ def test_without_any_evaluation_there_is_still_a_report(tmp_path: Path, asked: l
     make(tmp_path, evaluate_every=0, evaluate_at_end=False).train()
     assert asked == []
     assert not (tmp_path / "evaluation.json").exists()
-    assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000
+    with painted_if(is_one_of_a_kind):
+        assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+import unpainted
 import warm
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -30,14 +31,14 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *command: str) -> None:
+def run(folder: Path, *command: str, **environment: str) -> None:
     result = subprocess.run(
         command,
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
     )
     assert result.returncode == 0, result.stderr
 
@@ -82,7 +83,7 @@ def test_the_two_commands_and_the_extras_are_there() -> None:
 
 SMALL = {
     "epochs": 1, "contexts_per_epoch": 1, "num_generations": 2, "max_completion_length": 3, "evaluation_contexts": 1,
-    "evaluation_samples": 1, "evaluate_every": 1,
+    "evaluation_samples": 1, "evaluate_every": 1, "validation_contexts": 5, "gain_draws": 2,
 }  # fmt: skip
 
 
@@ -96,7 +97,7 @@ HELD_OUT = {
 def test_the_commands_of_the_experiments(tmp_path: Path, whole: bool) -> None:
     """With the embedded models, as they stand, but for the size of the runs.
 
-    The short form has two methods, two held-out contexts in the place of some hundred, one report and no PDFs.
+    The short form has two methods, two held-out contexts in the place of some hundred, and no figures.
     """
     (block,) = (block for block in blocks("sh") if "cdpg tasks" in block)
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -112,7 +113,8 @@ def test_the_commands_of_the_experiments(tmp_path: Path, whole: bool) -> None:
             words += ["--eval-contexts", f"{words[2]}.txt"]
             words += ["--no-report"] if words[1] == "run" else ["--methods", "cdpg,ziegler"]
         sized = words[1] in ("run", "compare", "evaluate", "check")
-        run(tmp_path, warm.python(), "-m", "cdpg", *words[1:], *(overrides if sized else []))
+        painted = {} if whole else unpainted.IN_A_FORK
+        run(tmp_path, warm.python(), "-m", "cdpg", *words[1:], *(overrides if sized else []), **painted)
     evaluated = json.loads((tmp_path / "runs" / "code-compilability-cdpg" / "evaluation.json").read_text())
     assert evaluated["contexts"] == (200 if whole else 2)
     assert (tmp_path / "runs" / "compare-translation-numbers" / "report.html").is_file()

@@ -49,7 +49,7 @@ from report_runs import (
     write_json,
     write_lines,
 )
-from unpainted import unpainted
+from unpainted import EMPTY, painted_if, unpainted
 
 HOSTILE = (
     "</script><img src=x onerror=window.pwned=1>\"'`{{7*7}} $\\frac{1}{0}$ "
@@ -204,13 +204,19 @@ def test_size_and_time_of_a_comparison(tmp_path: Path) -> None:
 
 def test_the_report_is_made_without_torch_and_is_the_same_each_time(page: Page, compared: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; import cdpg; from cdpg.report import write_report\n"
-        f"write_report([Path({str(compared)!r})], Path({str(tmp_path / 'r.html')!r}))\n"
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path; import cdpg; from cdpg.report import write_report\n"
+        "from unpainted import is_one_of_a_kind, painted_if\n"
+        "with painted_if(is_one_of_a_kind):\n"
+        f"    write_report([Path({str(compared)!r})], Path({str(tmp_path / 'r.html')!r}))\n"
         "sys.exit(' '.join({'torch', 'transformers', 'matplotlib.pyplot', 'spacy'} & set(sys.modules)) or None)"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (process.returncode, process.stderr) == (0, "")
-    assert (tmp_path / "r.html").read_text(encoding="utf-8") == page.source
+    made = [re.split(r"(<svg.*?</svg>)", text) for text in (page.source, (tmp_path / "r.html").read_text("utf-8"))]
+    assert made[0][::2] == made[1][::2]
+    painted = [(first, again) for first, again in zip(made[0][1::2], made[1][1::2], strict=True) if again != EMPTY]
+    assert len(painted) >= 10 and all(first == again for first, again in painted)
 
 
 @UNPAINTED
@@ -473,7 +479,15 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hostile_text_stays_text(poisoned: Path, tmp_path: Path) -> None:
-    page = Page(write_report([poisoned], tmp_path / "report.html"))
+    seen: list[str] = []
+
+    def is_new(name: str) -> bool:
+        seen.append(re.sub(r"block-\d-", "", name))
+        return seen.count(seen[-1]) == 1
+
+    with painted_if(is_new):
+        page = Page(write_report([poisoned], tmp_path / "report.html"))
+    assert len(seen) > len(set(seen)) > 25, "what both runs have is painted once"
     assert page.count("script") == 2 and page.count("img") == 0
     assert not any(name.startswith("on") or name == "style" for _, attributes in page.elements for name in attributes)
     assert "onerror=window.pwned=1>" in page.text, "the text itself is shown"

@@ -24,6 +24,7 @@ from cdpg.report.samples import samples_of
 from cdpg.report.tables import tables_of
 from cdpg.report.values import MeanInterval
 from report_runs import change_config, compare_folder, read_study, run_folder, write_json, write_lines
+from unpainted import is_one_of_a_kind, painted_if
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,8 @@ def test_a_page_with_blocks_has_every_figure_and_table_twice_under_names_of_thei
     one: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # drawn: a figure has identifiers of its own
-    made = write_report([one, other], one / "report.html").read_text(encoding="utf-8")
+    with painted_if(is_one_of_a_kind):
+        made = write_report([one, other], one / "report.html").read_text(encoding="utf-8")
     ids = re.findall(r'\bid="([^"]+)"', made)
     assert len(set(ids)) == len(ids)
     for place in (1, 2):

@@ -6,7 +6,7 @@ For tests that look at something else. test_report.py and test_values.py paint e
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,3 +28,24 @@ def unpainted() -> Iterator[None]:
         yield
     finally:
         Figure.savefig = save  # type: ignore[method-assign]
+
+
+@contextmanager
+def painted_if(chosen: Callable[[str], bool]) -> Iterator[None]:
+    """Within it, a page has the figures whose names are chosen, and the others are left empty."""
+    from cdpg.report import page
+
+    paint = page.to_svg
+    page.to_svg = lambda chart: paint(chart) if chosen(chart.name) else EMPTY
+    try:
+        yield
+    finally:
+        page.to_svg = paint
+
+
+EMPTY = "<svg></svg>"
+
+
+def is_one_of_a_kind(name: str) -> bool:
+    """Of the figures that show a metric through training, which are drawn alike, only one."""
+    return "training-" not in name or name.endswith("training-satisfaction")

@@ -9,12 +9,13 @@ import json
 import os
 import pickle  # to make what must not be read
 import subprocess
-import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from rich.console import Console
 
 import tiny
@@ -113,16 +114,14 @@ def test_pickled_adapters_of_the_hub_are_refused_unread(tmp_path: Path, monkeypa
     adapter = '{"peft_type": "LORA", "target_modules": ["q_proj"], "r": 2, "base_model_name_or_path": "me/adapter"}'
     (snapshot / "adapter_config.json").write_text(adapter)
     (snapshot / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
-    code = (
-        "from cdpg import CDPGConfig\nfrom cdpg.models.loading import load_model\n"
-        "import torch\ntorch.load = lambda *given, **options: print('READ')\n"
-        "load_model('me/adapter', CDPGConfig(device='cpu'))"
-    )
-    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert "READ" not in result.stdout
-    assert "UserError: cannot load the model 'me/adapter'" in result.stderr
-    assert "adapter_model.safetensors" in result.stderr
+    read: list[Any] = []
+    monkeypatch.setattr(torch, "load", lambda *given, **options: read.append(given))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert constants.HF_HUB_OFFLINE
+    with pytest.raises(UserError, match="cannot load the model 'me/adapter'") as told:
+        load_model("me/adapter", CDPGConfig(device="cpu"))
+    assert "adapter_model.safetensors" in "".join(traceback.format_exception(told.value)), "this is what is missing"
+    assert read == []
     assert not mark.exists()
 
 
