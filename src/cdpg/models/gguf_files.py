@@ -28,6 +28,8 @@ def convert(file: Path, folder: Path) -> None:
     )
     settings = read.config
     settings.name_or_path = ""  # the folder of the package, which the model's users have not
+    if hasattr(settings, "quantization_config"):
+        del settings.quantization_config
     model: Any = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
@@ -44,7 +46,7 @@ def _unpacked() -> dict[str, Any]:
 def tokenizer_of(file: Path) -> PreTrainedTokenizerFast:
     """The byte-level BPE tokenizer of a GGUF file.
 
-    Transformers also makes one, but for some files it splits numbers as GPT-2 does where the model saw single digits.
+    It is made here, and not by Transformers, so that it is the same with every version of it.
     """
     from gguf import GGUFReader
 
