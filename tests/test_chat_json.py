@@ -190,13 +190,13 @@ def rows() -> tuple[Any, Any]:
 def test_the_contexts_that_come_with_the_package() -> None:
     tuning, held_out = rows()
     assert (len(tuning), len(held_out)) == (1000, 160)
-    assert not {row["request"] for row in tuning} & {row["request"] for row in held_out}
+    assert not {row["sentence"] for row in tuning} & {row["sentence"] for row in held_out}
     for row in (*tuning, *held_out):
         answer = json.dumps(row["record"])
         assert outcome(answer, row["schema"]) == VALID
-        assert row["request"].endswith(row["sentence"])
+        assert row["request"][-1] == {"role": "user", "content": f"Text: {row['sentence']}"}
         assert all(str(value) in row["sentence"] for value in row["record"].values()), row["sentence"]
-        assert all(name in row["request"] for name in row["record"])
+        assert all(f'"{name}"' in row["request"][0]["content"] for name in row["record"])
     assert {row["kind"] for row in held_out} == set(FIELDS)
 
 
@@ -227,7 +227,7 @@ def test_requests_of_ones_own(tmp_path: Path) -> None:
         ({"request": "Extract."}, "row 1: no schema: give the JSON schema of the answer in the column 'schema'"),
         ({"request": "Extract.", "schema": "{"}, "row 1: the column 'schema' is not JSON: "),
         ({"request": "Extract.", "schema": {}, "record": [1]}, "row 1: the record is not an object: "),
-        ({"request": [{"role": "user", "content": "Hi"}], "schema": {}}, "row 1: a chat in the column 'request'"),
+        ({"request": [{"role": "user"}], "schema": {}}, "each message must be"),
         ({"prompt": "Extract.", "schema": {}}, "has no column 'request'"),
     ],
 )
@@ -255,8 +255,19 @@ def test_without_jsonschema(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompts_are_messages(tmp_path: Path) -> None:
     tiny.save(tmp_path / "llama", "llama")
     inputs = Job.from_mapping({"task": "chat-json", "model": str(tmp_path / "llama")}).load()
-    (message,) = inputs.held_out[0].prompt
-    assert message["role"] == "user" and "exactly these keys" in message["content"]  # type: ignore[index]
+    prompt: Any = inputs.held_out[0].prompt
+    assert [message["role"] for message in prompt] == ["user", "assistant"] * 3 + ["user"]
+    assert "exactly these keys" in prompt[0]["content"]
+    for asked, answered in zip(prompt[::2], prompt[1::2], strict=False):
+        record = json.loads(answered["content"])
+        assert outcome(answered["content"], inputs.held_out[0].columns["schema"]) == VALID
+        assert all(str(value) in asked["content"] for value in record.values())
+    file = write(tmp_path / "a.jsonl", {"request": "Extract.", "schema": {}}, {"request": prompt, "schema": {}})
+    given = {"task": "chat-json", "model": str(tmp_path / "llama"), "contexts": file}
+    inputs = Job.from_mapping(given).load()
+    assert [context.prompt for context in inputs.tuning] == [({"role": "user", "content": "Extract."},), prompt]
+    with pytest.raises(UserError, match="row 2 is a chat, and prompt_prefix goes before a text"):
+        Job.from_mapping({**given, "prompt_prefix": "Please. "}).load()
 
 
 @pytest.mark.slow

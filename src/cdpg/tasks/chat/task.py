@@ -25,7 +25,7 @@ def read_requests(path: str, column: str) -> list[Row]:
         OriginRow(
             {
                 **context.columns,
-                "request": _request(context, column, path),
+                "request": context.prompt,
                 "schema": _schema(context, path),
                 "record": _record(context, path),
             },
@@ -43,15 +43,6 @@ def _listed(name: str) -> list[Row]:
             row = json.loads(line)
             rows.append({"request": request_of(row["kind"], row["sentence"]), "schema": schema_of(row["kind"]), **row})
     return rows
-
-
-def _request(context: Context, column: str, path: str) -> str:
-    if not isinstance(context.prompt, str):
-        raise UserError(
-            f"{path!r}, row {context.row}: a chat in the column {column!r}, where this task takes a text: give the "
-            "user's message alone"
-        )
-    return context.prompt
 
 
 def _schema(context: Context, path: str) -> Any:
