@@ -23,7 +23,7 @@ TEXTS: dict[str, tuple[Callable[[str, int], Sequence[Any]], str, int]] = {
     "summarization/data/articles_tuning.jsonl": (news_pairs, "tune", 1500),
     "summarization/data/articles_evaluation.jsonl": (news_pairs, "held-out", 200),
     "chat/data/records_tuning.jsonl": (record_rows, "tune", 1000),
-    "chat/data/records_evaluation.jsonl": (record_rows, "held-out", 160),
+    "chat/data/records_evaluation.jsonl": (record_rows, "held-out", 64),
 }
 """For each file the grammar, the split and the number of rows."""
 

@@ -189,7 +189,7 @@ def rows() -> tuple[Any, Any]:
 
 def test_the_contexts_that_come_with_the_package() -> None:
     tuning, held_out = rows()
-    assert (len(tuning), len(held_out)) == (1000, 160)
+    assert (len(tuning), len(held_out)) == (1000, 64)
     assert not {row["sentence"] for row in tuning} & {row["sentence"] for row in held_out}
     for row in (*tuning, *held_out):
         answer = json.dumps(row["record"])
