@@ -82,14 +82,14 @@ class Task:
         found = []
         for place, row in enumerate(rows, start=1):
             origin = row if isinstance(row, OriginRow) else OriginRow({})
-            text = row[self.column]
+            number, text = origin.number or place, row[self.column]
             if prefix and not isinstance(text, str):
                 raise UserError(
-                    f"row {origin.number or place} is a chat, and prompt_prefix goes before a text: put it into the "
+                    f"row {number} is a chat, and prompt_prefix goes before a text: put it into the "
                     "messages, or leave it out"
                 )
             prompt = prefix + text if isinstance(text, str) else tuple(text)
-            found.append(Context(prompt, dict(row), origin.number or place, origin.group))
+            found.append(Context(prompt, dict(row), number, origin.group))
         return found
 
 
