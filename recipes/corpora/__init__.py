@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from cdpg.errors import UserError
-from corpora import news, translation
+from corpora import news, records, translation
 
 SPLITS = ("base", "tune", "held-out")
 _NUMERAL = re.compile(r"\b(?:one|two|three|four|five|six|seven|eight|nine)\b", re.IGNORECASE)
@@ -60,6 +60,16 @@ def news_pairs(split: str, count: int, seed: int = 0) -> list[Pair]:
         story = news.imagine(rng)
         if split_of(story.key) == split:
             found.setdefault(story.key, Pair(*news.write(story, rng)))
+    return list(found.values())
+
+
+def record_rows(split: str, count: int, seed: int = 0) -> list[records.Extract]:
+    """Distinct sentences with a record in each, for tuning or held out; the splits have other templates."""
+    rng = _source(split, "records", seed)
+    found: dict[str, records.Extract] = {}
+    while len(found) < count:
+        extract = records.draw(rng, split)
+        found.setdefault(extract.sentence, extract)
     return list(found.values())
 
 

@@ -1,4 +1,7 @@
-"""Resolves a model's name to a folder, an embedded model or the hub; without torch, so that errors come at once."""
+"""Resolves a model's name to a folder, an embedded or packaged model, or the hub.
+
+It imports no torch, so that errors come at once; only the first use of a packaged model does, to convert it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from cdpg.errors import UserError, first_line
 from cdpg.messages.nearest import NEARLY_EQUAL, nearest, nearest_folder
+from cdpg.models.packaged import PACKAGED, packaged_folder
 
 _log = logging.getLogger(__name__)
 
@@ -19,21 +23,28 @@ _FIRST_FILES = ("config.json", "adapter_config.json")
 
 
 def locate(name: str) -> str:
-    """The folder of an embedded model; any other name unchanged.
+    """The folder of an embedded or packaged model; any other name unchanged.
 
-    A misspelt name of an embedded model, or a path that does not exist, is refused without asking the hub.
+    A misspelt name of such a model, or a path that does not exist, is refused without asking the hub.
     """
     if looks_like_path(name) and not Path(name).exists():
         raise UserError(f"there is no folder {name!r}{_meant(Path(name))}")
     if "/" in name or name in ("", ".", "..") or Path(name).exists():
         return name
-    embedded = sorted(path.name for path in EMBEDDED.iterdir() if path.is_dir())
+    embedded = _embedded()
     if name in embedded:
         return str(EMBEDDED / name)
-    near = nearest(name, embedded, NEARLY_EQUAL)
+    if name in PACKAGED:
+        return str(packaged_folder(name))
+    near = nearest(name, [*embedded, *PACKAGED], NEARLY_EQUAL)
     if near:
-        raise UserError(f"there is no model {name!r}: did you mean {near!r}, which comes with the package?")
+        comes = "comes with the package" if near in embedded else f"the extra {PACKAGED[near].extra} installs"
+        raise UserError(f"there is no model {name!r}: did you mean {near!r}, which {comes}?")
     return name
+
+
+def _embedded() -> list[str]:
+    return sorted(path.name for path in EMBEDDED.iterdir() if path.is_dir())
 
 
 def looks_like_path(name: str) -> bool:
@@ -82,5 +93,5 @@ def require_model(name: str) -> None:
 
 
 def _missing(name: str, why: str) -> UserError:
-    embedded = ", ".join(sorted(path.name for path in EMBEDDED.iterdir() if path.is_dir()))
-    return UserError(f"cannot load the model {name!r}: {why}; give a folder, a hub id or one of {embedded}")
+    known = ", ".join([*_embedded(), *PACKAGED])
+    return UserError(f"cannot load the model {name!r}: {why}; give a folder, a hub id or one of {known}")

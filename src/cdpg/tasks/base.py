@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdpg.contexts.contexts import Context
+from cdpg.errors import UserError
 from cdpg.evaluation.measures import Measure
 
 if TYPE_CHECKING:  # it imports torch, and a task's name is checked before torch is loaded
@@ -77,12 +78,18 @@ class Task:
     """For each row, whether some output can satisfy the constraint; other rows are left out."""
 
     def contexts(self, rows: Sequence[Row], prefix: str) -> list[Context]:
-        """Rows as contexts; the prompt is the prefix and the task's column."""
+        """Rows as contexts; the prompt is the prefix and the task's column, or the chat in that column."""
         found = []
         for place, row in enumerate(rows, start=1):
             origin = row if isinstance(row, OriginRow) else OriginRow({})
-            prompt = prefix + row[self.column]
-            found.append(Context(prompt, dict(row), origin.number or place, origin.group))
+            number, text = origin.number or place, row[self.column]
+            if prefix and not isinstance(text, str):
+                raise UserError(
+                    f"row {number} is a chat, and prompt_prefix goes before a text: put it into the "
+                    "messages, or leave it out"
+                )
+            prompt = prefix + text if isinstance(text, str) else tuple(text)
+            found.append(Context(prompt, dict(row), number, origin.group))
         return found
 
 

@@ -1,0 +1,1 @@
+"""The chat task: a record as JSON."""
