@@ -96,6 +96,7 @@ JSON = Task(
                 "num_generations": 8,
                 "max_completion_length": 64,
                 "replay": 2,
+                "validation_contexts": 12,
                 "learning_rate": 1e-5,
                 "warmup_epochs": 2,
                 "decay_epochs": 6,
