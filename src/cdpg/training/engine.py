@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import CDPGError, RunError, UserError
@@ -15,11 +16,11 @@ from cdpg.models.causal import CausalModel
 from cdpg.models.engines.local import Local
 from cdpg.models.engines.server import Server
 from cdpg.models.engines.vllm import Connection, VLLMEngine
-from cdpg.storage.atomic import write_folder
+from cdpg.storage.atomic import cannot_write
 from cdpg.system import files
 from cdpg.system.distributed import Processes
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DRIFT = 0.1
 """Of a sample's log-probability, in nats: if a tenth of the samples differ by more, there is a notice."""
@@ -40,19 +41,28 @@ class EngineLink:
     def send(self, number: int, config: CDPGConfig) -> None:
         """Let the engine have the model's weights, those after epoch ``number``, unless it has them; all processes."""
         version = f"{self._run}-{number}"
-        if not self._processes.from_main(self._processes.is_main and self._is_missing(version)):
+        if not self._in_main(lambda: self._is_missing(version)):
             return
         whole = self._drawn_from.gathered(keep=self._processes.is_main)
         plain = config.replace(save_dtype="trained")
 
         def send() -> None:
             assert whole is not None
-            files.make_folder(self._folder.parent)
-            write_folder(self._folder, lambda path: whole.save(path, plain))
+            self._write(whole, plain)
             self._connection.load(str(self._folder.resolve()), version)
 
         self._in_main(send)
         self._sent = version
+
+    def _write(self, model: LanguageModel, config: CDPGConfig) -> None:
+        """Write a model to the folder. It is read at once and never again, so that nothing is flushed to the disk."""
+        try:
+            if self._folder.exists():
+                files.remove_tree(self._folder)  # not overwritten: the engine may still have the old files open
+            files.make_folder(self._folder)
+            model.save(self._folder, config)
+        except (OSError, SafetensorError) as error:
+            raise cannot_write(self._folder, error) from error
 
     def require_unchanged(self) -> None:
         """Refuse samples that may have been drawn with other weights; all processes call it."""
@@ -76,16 +86,19 @@ class EngineLink:
     def _is_missing(self, version: str) -> bool:
         return self._sent != version or self._connection.version() not in (None, version)
 
-    def _in_main(self, work: Callable[[], None]) -> None:
-        """Let the main process do something; if that fails, it fails in every process."""
+    def _in_main(self, work: Callable[[], T]) -> T:
+        """What the main process finds, on every process; if it fails there, it fails in all of them."""
+        found: list[T] = []
         problem: CDPGError | None = None
         if self._processes.is_main:
             try:
-                work()
+                found = [work()]
             except CDPGError as error:
                 problem = error
-        if self._processes.from_main(problem is not None):
+        found = self._processes.from_main(found)
+        if not found:
             raise problem or RunError("the main process could not use the engine")
+        return found[0]
 
 
 def make_engine(
