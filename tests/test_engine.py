@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
 from cdpg.errors import CDPGError, RunError, UserError
 from cdpg.models.base import LanguageModel
+from cdpg.models.engines.local import Local
 from cdpg.models.engines.server import Server
 from cdpg.models.engines.vllm import Completion, VLLMEngine, Wanted
 from cdpg.models.loading import load_model
@@ -336,6 +340,63 @@ def test_what_an_engine_is_not_for(folder: Path, tmp_path: Path) -> None:
     seq2seq = tiny.save(tmp_path / "t5", "t5")
     with pytest.raises(UserError, match="which is for decoder-only models of Transformers, and this is a Seq2SeqModel"):
         trainer_of(seq2seq, tmp_path / "run", "http://127.0.0.1:9")
+
+
+class StubVLLM(ModuleType):
+    """What is used of the package ``vllm``, with a model that draws token 7 and then the end."""
+
+    def __init__(self) -> None:
+        super().__init__("vllm")
+        self.__spec__ = ModuleSpec("vllm", None)
+        self.started: list[dict[str, Any]] = []
+        self.loaded: list[Any] = []
+        self.asked: list[tuple[Any, Any]] = []
+        self.forgets = True
+        self.SamplingParams, self.LLM = SimpleNamespace, self._llm
+
+    def _llm(self, **settings: Any) -> Any:
+        self.started.append(settings)
+        return SimpleNamespace(
+            generate=self._generate,
+            collective_rpc=lambda method, kwargs: self.loaded.append((method, kwargs)),
+            reset_prefix_cache=lambda: self.forgets,
+        )
+
+    def _generate(self, prompts: Any, settings: Any, use_tqdm: bool) -> Any:
+        self.asked += zip(prompts, settings, strict=True)
+        values = [
+            {7: SimpleNamespace(logprob=-0.5), 9: SimpleNamespace(logprob=-0.1)},
+            {2: SimpleNamespace(logprob=-3)},
+        ]
+        one = {"token_ids": [7, 2], "logprobs": values}
+        return [SimpleNamespace(outputs=[SimpleNamespace(index=i, **one) for i in (1, 0)]) for _ in prompts]
+
+
+def test_vllm_inside_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts with the first weights; later ones are loaded into it, and what it has computed is forgotten."""
+    stub = StubVLLM()
+    monkeypatch.setitem(sys.modules, "vllm", stub)
+    local = Local(CDPGConfig(engine_memory=0.4, seed=5), 99, on_cpu=True)
+    assert local.version() is None
+    local.load("/first", "a")
+    (started,) = stub.started
+    assert {"model": "/first", "dtype": "float32", "max_model_len": 99, "gpu_memory_utilization": 0.4}.items() <= (
+        started.items()
+    )
+    assert started["generation_config"] == "vllm", "not the model's temperature"
+    local.load("/second", "b")
+    assert stub.loaded == [("reload_weights", {"weights_path": "/second"})]
+    assert local.version() == "b"
+    assert len(stub.started) == 1
+    (drawn,) = local.complete([Wanted((4, 5), 2, 3, 11, (2,))])
+    assert drawn == [Completion((7, 2), (-0.5, -3.0))] * 2
+    ((prompt, settings),) = stub.asked
+    assert prompt == {"prompt_token_ids": [4, 5]}
+    assert {"n": 2, "seed": 11, "temperature": 1.0, "top_k": 0, "stop_token_ids": [2]}.items() <= vars(settings).items()
+    stub.forgets = False
+    with pytest.raises(RunError, match="vLLM could not load the weights in '/third': what was computed of prompts"):
+        local.load("/third", "c")
+    local.close()
 
 
 def test_a_drift_is_noticed_once() -> None:
