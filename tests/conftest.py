@@ -56,16 +56,18 @@ def pytest_unconfigure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the long tests too (make test-faults)")
+    parser.addoption("--engine", action="store_true", help="run the tests of the real vLLM too (make test-engine)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name == "faults":
-            item.add_marker("faults")
-    if not config.getoption("--exhaustive"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+        if item.path.parent.name in ("faults", "engine"):
+            item.add_marker(item.path.parent.name)
+    for marker in ("exhaustive", "engine"):
+        if not config.getoption(f"--{marker}"):
+            left_out = [item for item in items if item.get_closest_marker(marker)]
+            items[:] = [item for item in items if item not in left_out]
+            config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:

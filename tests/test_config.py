@@ -260,7 +260,7 @@ def test_answers_name_what_there_is() -> None:
     [
         ("logging_steps", "every epoch is logged"), ("activation_offloading", "use tokens_per_pass"),
         ("temperature", "samples are drawn at temperature 1"), ("weight_decay", "Adam without weight decay"),
-        ("eval_strategy", "use evaluate_every"), ("vllm_gpu_memory_utilization", "the tuned model samples"),
+        ("eval_strategy", "use evaluate_every"), ("vllm_gpu_memory_utilization", "use engine_memory"),
         ("model", "pass the model to CDPGTrainer"), ("evaluate_evry", "did you mean 'evaluate_every'?"),
         ("colour", "cdpg settings lists all settings"),
         ("checkpointing", "cdpg settings lists all settings"),

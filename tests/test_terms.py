@@ -25,6 +25,9 @@ NOT_MESSAGES = {
     "config.py": "what --set takes",
     "report/page.py": "CSS, and a command that repeats a run",
     "report/style.py": "CSS",
+    "models/engines/server.py": "options of vLLM",
+    "models/engines/vllm.py": "options of vLLM",
+    "training/engine.py": "an option of vLLM",
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -14,17 +13,10 @@ import yaml
 
 from cdpg.errors import UserError
 from cdpg.messages.foreign_names import unknown_setting
-from cdpg.messages.nearest import nearest
-from cdpg.values import convert, negative_or_infinite, not_a_share, not_positive, too_small
+from cdpg.values import convert, out_of_range
 
 T = TypeVar("T")
 S = TypeVar("S", bound="MethodSettings")
-
-_LEAST_EPSILON = 1e-38
-"""Without ε, Adam divides 0 by 0 for a parameter that had no gradient yet."""
-
-_SEEDS = 2**64
-"""Seeds must be smaller: torch accepts no larger one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +125,26 @@ class CDPGConfig:
     check_output: Literal["hide", "show"] = "hide"
     """Whether to show a few lines of what a constraint prints in a worker; with ``check_workers`` 0 it is all shown."""
 
+    proposal: str | None = None
+    """Which model draws the samples: ``policy``, ``base``, or a folder or hub id of a third model, which is not
+    trained. The weights divide by the probability under the model that drew the sample, so that the gradient is right
+    for any. By default it is the method's own: the policy, or the base for ``rft``."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What draws the samples to learn from: the model here (``transformers``), or vLLM, which gets its weights. The
+    probabilities with which vLLM has drawn a sample are those that its weight divides by."""
+    engine_url: str = ""
+    """Address of a vLLM server, such as ``http://localhost:8000``; without it, vLLM runs inside this program."""
+    engine_folder: str = ""
+    """Folder that vLLM reads weights from, which a server must see under the same name; by default ``engine`` in the
+    run's folder."""
+    engine_seconds: float = 600.0
+    """Seconds that the engine may take for one request before the run stops."""
+    engine_memory: float = 0.3
+    """Share of the GPU's memory that vLLM may take inside this program."""
+    sync_every: int = 1
+    """Epochs between two copies of the policy that draw the samples: with 1 it is always the policy of now. With more,
+    an engine gets new weights less often, and the weights of the samples have more noise."""
+
     prune: bool = True
     """End a sample once its constraint says that nothing can follow and satisfy it (its function ``hopeless``), since b
     is 0 in any case. Evaluations, and methods that need whole samples, draw them to their end."""
@@ -197,7 +209,7 @@ class CDPGConfig:
                 object.__setattr__(self, key, convert(key, getattr(self, key), expected))
             except UserError as error:
                 problems.append(str(error))
-        problems = problems or list(_out_of_range(self))
+        problems = problems or list(out_of_range(self, METHOD_SETTINGS))
         if problems:
             raise UserError("; ".join(problems))
 
@@ -355,46 +367,3 @@ def parse_overrides(pairs: Iterable[str], texts: Collection[str] = ()) -> dict[s
         except yaml.YAMLError:
             settings[key] = text
     return settings
-
-
-def _out_of_range(config: CDPGConfig) -> Iterable[str]:
-    """A sentence for each setting whose value has the right type but is out of range."""
-    if config.method not in METHOD_SETTINGS:
-        near = nearest(config.method, METHOD_SETTINGS)
-        hint = f"; did you mean {near!r}?" if near else ""
-        yield f"method takes {' or '.join(map(repr, METHOD_SETTINGS))}, not {config.method!r}{hint}"
-    at_least = {
-        "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
-        "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
-        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "gain_draws": 0,
-        "validation_contexts": 5, "seed": 0, "check_workers": 0, "moment_contexts": 1, "moment_draws": 2,
-        "check_memory": 16, "rows_per_pass": 1, "tokens_per_pass": 1, "lora_rank": 1,
-    }  # fmt: skip
-    yield from too_small(config, at_least)
-    if config.seed >= _SEEDS:
-        yield f"seed must be below 2**64, not {config.seed}"
-    yield from negative_or_infinite(config, "learning_rate", "partition_epsilon", "adam_epsilon")
-    if config.adam_epsilon < _LEAST_EPSILON:
-        yield (
-            f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 distinguishes from 0, not "
-            f"{config.adam_epsilon}"
-        )
-    yield from not_positive(config, "check_seconds")
-    yield from not_a_share(config, "check_failures")
-    if not all(0 <= beta < 1 for beta in config.adam_betas):
-        yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
-    if config.lora_rank is None and (config.lora_alpha is not None or config.lora_target_modules != ("all-linear",)):
-        yield "lora_alpha and lora_target_modules are for adapters: set lora_rank, such as lora_rank: 16"
-    if config.lora_alpha is not None and not 0 < config.lora_alpha < math.inf:
-        yield f"lora_alpha must be above 0 and finite, not {config.lora_alpha}"
-    if not config.lora_target_modules:
-        yield "lora_target_modules must name a layer, or be all-linear"
-    if config.max_grad_norm is not None and not config.max_grad_norm > 0:
-        yield f"max_grad_norm must be above 0, not {config.max_grad_norm}"
-    if config.batch_size is not None and config.batch_size > config.samples_per_epoch:
-        yield (
-            f"batch_size is {config.batch_size}, more than the {config.samples_per_epoch} samples of an epoch "
-            f"(contexts_per_epoch × num_generations): lower it, or raise those"
-        )
-    for kind in METHOD_SETTINGS.values():
-        yield from config.settings_of(kind).problems()

@@ -10,9 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from cdpg.errors import UserError
+from cdpg.messages.nearest import nearest
 
 _UNIONS = (types.UnionType, typing.Union)
 """``int | None`` is the first, ``Literal["a"] | None`` the second."""
+_LEAST_EPSILON = 1e-38
+"""Without ε, Adam divides 0 by 0 for a parameter that had no gradient yet."""
+_SEEDS = 2**64
+"""Seeds must be smaller: torch accepts no larger one."""
 
 
 def no_text(key: str, value: Any, expected: str = "text") -> str:
@@ -100,3 +105,53 @@ def not_a_share(settings: Any, *keys: str) -> Iterator[str]:
     for key in keys:
         if not 0 <= getattr(settings, key) <= 1:
             yield f"{key} must lie in [0, 1], not {getattr(settings, key)}"
+
+
+def out_of_range(config: Any, methods: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each setting of a run whose value has the right type but is out of range.
+
+    ``methods`` has the settings of each method by its name.
+    """
+    if config.method not in methods:
+        near = nearest(config.method, methods)
+        hint = f"; did you mean {near!r}?" if near else ""
+        yield f"method takes {' or '.join(map(repr, methods))}, not {config.method!r}{hint}"
+    at_least = {
+        "epochs": 1, "contexts_per_epoch": 1, "num_generations": 1, "max_completion_length": 1, "batch_size": 1,
+        "warmup_epochs": 0, "decay_epochs": 0, "save_every": 1, "keep_checkpoints": 1, "evaluate_every": 0,
+        "evaluation_contexts": 1, "evaluation_samples": 1, "log_samples": 0, "gain_draws": 0,
+        "validation_contexts": 5, "seed": 0, "check_workers": 0, "moment_contexts": 1, "moment_draws": 2,
+        "check_memory": 16, "sync_every": 1, "rows_per_pass": 1, "tokens_per_pass": 1, "lora_rank": 1,
+    }  # fmt: skip
+    yield from too_small(config, at_least)
+    if config.seed >= _SEEDS:
+        yield f"seed must be below 2**64, not {config.seed}"
+    yield from negative_or_infinite(config, "learning_rate", "partition_epsilon", "adam_epsilon")
+    if config.adam_epsilon < _LEAST_EPSILON:
+        yield (
+            f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 distinguishes from 0, not "
+            f"{config.adam_epsilon}"
+        )
+    yield from not_positive(config, "check_seconds", "engine_seconds", "engine_memory")
+    yield from not_a_share(config, "check_failures", "engine_memory")
+    if config.engine_url and config.engine != "vllm":
+        yield "engine_url is the address of a vLLM server: set engine: vllm, or leave it out"
+    if config.engine_url and not config.engine_url.startswith(("http://", "https://")):
+        yield f"engine_url must be an address such as http://localhost:8000, not {config.engine_url!r}"
+    if not all(0 <= beta < 1 for beta in config.adam_betas):
+        yield f"adam_betas must lie in [0, 1), not {config.adam_betas}"
+    if config.lora_rank is None and (config.lora_alpha is not None or config.lora_target_modules != ("all-linear",)):
+        yield "lora_alpha and lora_target_modules are for adapters: set lora_rank, such as lora_rank: 16"
+    if config.lora_alpha is not None and not 0 < config.lora_alpha < math.inf:
+        yield f"lora_alpha must be above 0 and finite, not {config.lora_alpha}"
+    if not config.lora_target_modules:
+        yield "lora_target_modules must name a layer, or be all-linear"
+    if config.max_grad_norm is not None and not config.max_grad_norm > 0:
+        yield f"max_grad_norm must be above 0, not {config.max_grad_norm}"
+    if config.batch_size is not None and config.batch_size > config.samples_per_epoch:
+        yield (
+            f"batch_size is {config.batch_size}, more than the {config.samples_per_epoch} samples of an epoch "
+            f"(contexts_per_epoch × num_generations): lower it, or raise those"
+        )
+    for kind in methods.values():
+        yield from config.settings_of(kind).problems()

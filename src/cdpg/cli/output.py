@@ -14,7 +14,7 @@ from cdpg.cli.tables import print_models
 from cdpg.errors import CDPGError
 from cdpg.evaluation.held_out import TUNED_ON, contexts_in_words, on_few
 from cdpg.jobs.job import Inputs, Job
-from cdpg.messages.text import plain_text
+from cdpg.messages.text import plain_text, whose_samples
 from cdpg.storage.json_files import read_json
 from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import known_metrics
@@ -59,7 +59,7 @@ def report_path(runs: list[Path], output: Path) -> str:
 
 def _epoch_table(record: dict[str, Any]) -> Table:
     table = Table(title=f"epoch {record['epoch']}")
-    whose = " of the base" if record.get("samples_of_base") else ""
+    whose = whose_samples(record)
     kept = ", pruned ones left out" if record.get("pruned") else ""
     for column in (f"satisfaction{whose}", "coverage", "KL(p, π)", f"mean length{whose}{kept}"):
         table.add_column(column, justify="right")

@@ -57,7 +57,11 @@ ANSWERS: tuple[tuple[str, str], ...] = (
         "generation_num_beams predict_with_generate",
         "the measure of a task says whether evaluations use beam search",
     ),
-    ("use_vllm use_transformers_paged cache_implementation use_cache", _CACHE),
+    ("use_vllm vllm_mode", "use engine: vllm (with engine_url, if it is a server)"),
+    ("vllm_server_base_url vllm_server_host vllm_server_port", "use engine: vllm and engine_url"),
+    ("vllm_server_timeout", "use engine_seconds"),
+    ("vllm_gpu_memory_utilization", "use engine_memory"),
+    ("use_transformers_paged cache_implementation use_cache", _CACHE),
     ("use_transformers_continuous_batching transformers_continuous_batching_config", _CACHE),
     ("mask_truncated_completions", "a completion that is cut is judged like any other"),
     (
@@ -221,7 +225,7 @@ ARGUMENTS: tuple[tuple[str, str], ...] = (
 """The same for the arguments of other trainers, where the answer is not the one above."""
 
 FAMILIES = {
-    "vllm_": _CACHE,
+    "vllm_": "vLLM samples from the whole distribution, with the settings of engine, engine_url and engine_memory",
     "hub_": _HUB,
     "dataloader_": _LOADER,
     "ddp_": _LAUNCH,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _PROGRAM = re.compile(r"\A(?:'[^'\n]*/([^'/\s]+)'|[^'\s]*/([^'/\s]+))(?=\s|\Z)")
 """A path at the start of a command, in quotation marks if it contains a blank; a group holds its last part."""
@@ -72,3 +73,10 @@ def typed_command(command: str) -> str:
 def _typed(match: re.Match[str]) -> str:
     name = match[1] or match[2]
     return "python -m cdpg" if name == "__main__.py" else name
+
+
+def whose_samples(record: Mapping[str, Any]) -> str:
+    """Whose samples the line of an epoch is of, such as `` of the base``; nothing for those of the policy."""
+    if record.get("samples_of_base"):
+        return " of the base"
+    return " of the proposal" if record.get("samples_of") or record.get("proposal_age") else ""

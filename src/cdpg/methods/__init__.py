@@ -28,8 +28,10 @@ for _file in pkgutil.iter_modules(__path__):
 
 
 def make_method(config: CDPGConfig) -> Method:
-    """The method that ``config`` names."""
-    return METHODS[config.method](config)
+    """The method that ``config`` names; a proposal that it cannot learn from is refused."""
+    method = METHODS[config.method](config)
+    method.require_proposal()
+    return method
 
 
 def label_of(name: str) -> str:

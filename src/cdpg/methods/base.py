@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from cdpg.config import CDPGConfig, MethodSettings, add_method, remove_method
+from cdpg.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -92,11 +93,32 @@ class Method(ABC):
     normalizes_per_context: ClassVar[bool] = False
     """Whether a weight is divided by Ẑ_c, a mean over the samples of its own context."""
     proposal: ClassVar[Literal["policy", "base"]] = "policy"
-    """Which model draws its samples."""
+    """Which model draws its samples, unless the setting of this name says otherwise."""
+    divides_by_q: ClassVar[bool] = False
+    """Whether any model may draw the samples: a weight divides by the probability q that the sample was drawn with."""
     scores_every_sample: ClassVar[bool] = False
     """Whether the base must score the samples with b = 0 too. They are then drawn to their end (no pruning)."""
     differentiates_from: ClassVar[float] = 0.0
     """If the gradient may need the samples with b = 0: the share of satisfying samples below which it does not."""
+
+    @property
+    def source(self) -> str:
+        """What draws the samples: ``policy``, ``base``, or the name of another model."""
+        return self.config.proposal or self.proposal
+
+    def require_proposal(self) -> None:
+        """Refuse settings by which another model would draw the samples than the method learns from."""
+        given, every = self.config.proposal, self.config.sync_every
+        if not self.divides_by_q and (self.source != self.proposal or every > 1):
+            what = f"proposal is {given!r}" if self.source != self.proposal else f"sync_every is {every}"
+            raise UserError(
+                f"{what}, but {self.name} learns from samples of the {self.proposal} as it is: leave it out, or set "
+                "method: cdpg, whose weights divide by the probability under the model that drew the sample"
+            )
+        if every > 1 and self.source != "policy":
+            raise UserError(
+                f"sync_every is {every}, but proposal is {given!r}, which does not change: leave out one of the two"
+            )
 
     @property
     def chooses_epoch(self) -> bool:

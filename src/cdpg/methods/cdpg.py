@@ -80,6 +80,7 @@ class CDPG(WeightedMethod):
     Settings: ClassVar[type[MethodSettings]] = CDPGSettings
     targets_p = True
     normalizes_per_context = True
+    divides_by_q = True
     differentiates_from = OFTEN
 
     @property

@@ -26,6 +26,7 @@ class DPG(WeightedMethod):
     description = "distributional policy gradients with one constant for all contexts"
     style = Style("#a85d0c", "#e08a4a", "s", (5.0, 1.5))
     targets_p = True
+    divides_by_q = True
 
     def begin(self) -> State:
         """The sum of P_c(x)/q(x|c), and over how many samples."""

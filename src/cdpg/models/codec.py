@@ -53,7 +53,9 @@ class Codec:
         """Whether the tokenizer adds an end token to every text; it is removed for a decoder-only model."""
         return not self.seq2seq and list(self.tokenizer("a").input_ids)[-1] in self.end_ids
 
-    def differences(self, base: Codec, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
+    def differences(
+        self, base: Codec, contexts: Sequence[Context], max_length: int, prompt: str = "held-out prompt"
+    ) -> Iterator[str]:
         """Differences between this codec and the base's, a clause each; both encode ``contexts``.
 
         Windows may differ if the base's prompts fit into both.
@@ -75,13 +77,13 @@ class Codec:
             yield f"its texts end with token {_listed(self.end_ids)}, the base's with {_listed(base.end_ids)}"
         other = next((context for context in contexts if self._ids(context) != base._ids(context)), None)
         if other is not None:
-            yield f"it reads the held-out prompt of row {other.row} as other tokens"
+            yield f"it reads the {prompt} of row {other.row} as other tokens"
         longest = max(map(len, base.encode(contexts, max_length)), default=0)
         needed = longest if self.seq2seq else longest + max_length
         if self.window is not None and needed > self.window:
             with_it = "" if self.seq2seq else " with its completion"
-            prompt = f"the longest held-out prompt of the base takes {needed}{with_it}"
-            yield f"its window is {self.window} tokens, and {prompt}"
+            taken = f"the longest {prompt} of the base takes {needed}{with_it}"
+            yield f"its window is {self.window} tokens, and {taken}"
 
     def _refuse_long(
         self, contexts: Sequence[Context], prompts: list[PromptTokens], room: int | None, max_length: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils.hub import cached_file
 
 from cdpg.config import CDPGConfig
+from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError, first_line
 from cdpg.models.adapters import leaves_weights_alone, refuse_unwrapped, requested_adapters, with_adapters
 from cdpg.models.base import LanguageModel
@@ -59,6 +61,38 @@ def load_for(
             base.shard(device, processes)
 
     return policy, base, divide
+
+
+def load_proposal(
+    processes: Processes,
+    source: str,
+    config: CDPGConfig,
+    policy: LanguageModel,
+    base: LanguageModel,
+    contexts: Sequence[Context],
+) -> tuple[LanguageModel, Callable[[], None]]:
+    """What draws the samples, and a function that divides its weights, if that is asked for and they are its own.
+
+    It is ``policy``, ``base``, or a third model by its name, which must have the base's tokens.
+    """
+    if source in ("policy", "base"):
+        return policy if source == "policy" else base, lambda: None
+    if not isinstance(base, TransformerModel):
+        raise UserError(
+            f"proposal is {source!r}, but the model is a {type(base).__name__}, and only one of Transformers can be "
+            "loaded beside it: set proposal to policy or base"
+        )
+    divides = config.sharding != "none" and processes.count > 1
+    device = processes.accelerator.device if config.device == "auto" else choose_device(config)
+    found = load_model(source, config, device=torch.device("cpu") if divides else device)
+    differences = "; ".join(found.token_differences(base, contexts, config.max_completion_length, "prompt"))
+    if differences:
+        raise UserError(
+            f"the proposal {source!r} cannot draw samples that the base scores: {differences}; give a model with the "
+            "base's tokens"
+        )
+    found.module.requires_grad_(False)
+    return found, partial(found.shard, device, processes) if divides else lambda: None
 
 
 def load_policy_and_base(

@@ -59,6 +59,11 @@ class UniformStream:
         keys = self.draw(np.arange(count), np.zeros(count, dtype=np.int64), position=0)
         return np.argsort(keys, kind="stable")
 
+    def seed_of(self, slot: int) -> int:
+        """A seed for another program's generator, one for each context slot; below 2⁶², so that it may count on."""
+        digest = hashlib.sha256(f"{self.seed}/{self.stream}/{self.epoch}/{slot}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 2
+
     def _key(self) -> tuple[int, int]:
         digest = hashlib.sha256(f"{self.seed}/{self.stream}".encode()).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")

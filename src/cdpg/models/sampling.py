@@ -193,18 +193,18 @@ def sample_chunks(
             yield batch.chunk(part)
 
 
-class _Batch:
-    """The rows of one pass while they grow; a finished row leaves the computation."""
+class GrowingRows:
+    """Rows while they grow, wherever their tokens come from: end tokens, the stop rule and pruning finish them."""
 
     def __init__(
         self,
         model: LanguageModel,
         prompts: Sequence[PromptTokens],
         context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-        max_length: int,
         stop: StopRule | None,
         pruning: Pruning | None,
     ) -> None:
+        """``context`` has the index of each row's prompt; ``model`` has the end tokens and decodes."""
         self.model, self.prompts, self.context, self.stop, self.pruning = model, prompts, context, stop, pruning
         self.alive = np.arange(len(context))
         self.tokens: list[list[int]] = [[] for _ in context]
@@ -212,15 +212,10 @@ class _Batch:
         self.ended = [False] * len(context)
         self.pruned: set[int] = set()
         self.watched: dict[tuple[int, ...], bool] = {}
-        self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
 
-    def step(self, uniforms: Tensor, last: bool) -> bool:
-        """Draw one token for each unfinished row; false if no row is left."""
-        logits = self.model.logits(self.decoding.hidden)
-        if logits.device.type == "mps":
-            logits = logits.cpu()  # MPS has no float64
-        tokens, log_q = draw_tokens(logits, uniforms)
-        for row, token, log_prob in zip(self.alive.tolist(), tokens.tolist(), log_q.tolist(), strict=True):
+    def add(self, tokens: Sequence[int], log_q: Sequence[float], last: bool) -> list[int]:
+        """Append a token to each unfinished row; the places, among these rows, of those that go on."""
+        for row, token, log_prob in zip(self.alive.tolist(), tokens, log_q, strict=True):
             self.tokens[row].append(token)
             self.log_q[row].append(log_prob)
             self.ended[row] = token in self.model.end_ids or self._stopped(row)
@@ -229,14 +224,7 @@ class _Batch:
             unfinished = self.alive[living].tolist()
             self.pruned.update(self.pruning.hopeless(unfinished, self.tokens, self._text))
             living = [i for i, row in zip(living, unfinished, strict=True) if row not in self.pruned]
-        if last or not living:
-            return False
-        if len(living) < len(self.alive):
-            kept = _few_moves(living)
-            self.alive, tokens = self.alive[kept], tokens[kept]
-            self.decoding.keep(torch.tensor(kept, device=self.model.device))
-        self.decoding.advance(tokens.to(self.model.device))
-        return True
+        return [] if last else living
 
     def _stopped(self, row: int) -> bool:
         if self.stop is None:
@@ -276,6 +264,38 @@ class _Batch:
         )
 
 
+class _Batch(GrowingRows):
+    """The rows of one pass; a finished row leaves the computation."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[PromptTokens],
+        context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        max_length: int,
+        stop: StopRule | None,
+        pruning: Pruning | None,
+    ) -> None:
+        super().__init__(model, prompts, context, stop, pruning)
+        self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
+
+    def step(self, uniforms: Tensor, last: bool) -> bool:
+        """Draw one token for each unfinished row; false if no row is left."""
+        logits = self.model.logits(self.decoding.hidden)
+        if logits.device.type == "mps":
+            logits = logits.cpu()  # MPS has no float64
+        tokens, log_q = draw_tokens(logits, uniforms)
+        living = self.add(tokens.tolist(), log_q.tolist(), last)
+        if not living:
+            return False
+        if len(living) < len(self.alive):
+            kept = _few_moves(living)
+            self.alive, tokens = self.alive[kept], tokens[kept]
+            self.decoding.keep(torch.tensor(kept, device=self.model.device))
+        self.decoding.advance(tokens.to(self.model.device))
+        return True
+
+
 def _few_moves(living: list[int]) -> list[int]:
     """The unfinished rows in an order that moves few of them: the last ones fill the gaps."""
     count = len(living)
@@ -309,8 +329,48 @@ def assemble(
     )
 
 
+class Engine(Protocol):
+    """Draws completions. log q of a token is what the engine itself has drawn it with."""
+
+    def sample_chunks(
+        self,
+        prompts: Sequence[PromptTokens],
+        samples_per_context: int,
+        max_length: int,
+        uniforms: UniformStream,
+        rows_per_pass: int,
+        stop: StopRule | None = None,
+        first_slot: int = 0,
+        prune: Prune | None = None,
+    ) -> Iterator[Chunk]:
+        """See :func:`sample_chunks`; ``uniforms`` is what the engine's own random numbers follow from."""
+
+
+@dataclass(frozen=True)
+class OwnEngine:
+    """The model itself draws, by :func:`sample_chunks`."""
+
+    model: LanguageModel
+
+    def sample_chunks(
+        self,
+        prompts: Sequence[PromptTokens],
+        samples_per_context: int,
+        max_length: int,
+        uniforms: UniformStream,
+        rows_per_pass: int,
+        stop: StopRule | None = None,
+        first_slot: int = 0,
+        prune: Prune | None = None,
+    ) -> Iterator[Chunk]:
+        """See :func:`sample_chunks`."""
+        return sample_chunks(
+            self.model, prompts, samples_per_context, max_length, uniforms, rows_per_pass, stop, first_slot, prune
+        )
+
+
 def draw_samples(
-    model: LanguageModel,
+    engine: LanguageModel | Engine,
     contexts: Sequence[Context],
     prompts: Sequence[PromptTokens],
     samples_per_context: int,
@@ -324,7 +384,8 @@ def draw_samples(
     """Sample every context ``samples_per_context`` times, as one record; ``on_chunk`` is called with each part."""
     chunks: list[Chunk] = []
     length, rows = config.max_completion_length, config.rows_per_pass
-    for chunk in sample_chunks(model, prompts, samples_per_context, length, uniforms, rows, stop, first_slot, prune):
+    drawing = OwnEngine(engine) if isinstance(engine, LanguageModel) else engine
+    for chunk in drawing.sample_chunks(prompts, samples_per_context, length, uniforms, rows, stop, first_slot, prune):
         chunks.append(chunk)
         on_chunk(chunk)
     return assemble(contexts, prompts, chunks, samples_per_context)

@@ -150,12 +150,14 @@ class TransformerModel(LanguageModel):
     def decode(self, prompt: PromptTokens, tokens: Sequence[int]) -> str:
         return self.codec.decode(prompt, tokens)
 
-    def token_differences(self, base: TransformerModel, contexts: Sequence[Context], max_length: int) -> Iterator[str]:
+    def token_differences(
+        self, base: TransformerModel, contexts: Sequence[Context], max_length: int, prompt: str = "held-out prompt"
+    ) -> Iterator[str]:
         """Differences between this model's tokens and the base's, a clause each: neither could score the other.
 
-        Both are to complete ``contexts`` by up to ``max_length`` tokens.
+        Both are to complete ``contexts`` by up to ``max_length`` tokens; ``prompt`` is what one of them is called.
         """
-        yield from self.codec.differences(base.codec, contexts, max_length)
+        yield from self.codec.differences(base.codec, contexts, max_length, prompt)
         if self.vocabulary != base.vocabulary:
             yield f"it predicts {self.vocabulary:,} tokens, the base {base.vocabulary:,}"
 

@@ -24,6 +24,9 @@ _ADAM_MOMENTS = 2
 _BEST_COPIES = 2
 """Copies of the tuned weights if the best model is kept: when a better one is found, both are held for a moment."""
 
+_HELD_COPIES = 2
+"""Copies of them if an earlier policy draws the samples: its own, and that of the present one meanwhile."""
+
 
 def used() -> float:
     """The peak so far, in bytes: of the GPU, if there is one."""
@@ -68,8 +71,9 @@ class MemoryUse:
         """What a run holds all the time: weights, gradient, moments, copies."""
         narrow = self.layers / 2 if config.base_dtype == "bfloat16" else 0.0
         base = 0.0 if config.lora_rank else self.weights - narrow
-        tuned = 1 + _ADAM_MOMENTS + (_BEST_COPIES if keeps_best else 0)
-        return self.weights + base + self.trained * tuned
+        tuned = 1 + _ADAM_MOMENTS + (_BEST_COPIES if keeps_best else 0) + (_HELD_COPIES if config.sync_every > 1 else 0)
+        third = 0.0 if config.proposal in (None, "policy", "base") else self.weights
+        return self.weights + base + third + self.trained * tuned
 
     def run(self, config: CDPGConfig, keeps_best: bool) -> float:
         """The peak of a run in one process."""

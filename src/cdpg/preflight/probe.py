@@ -179,7 +179,7 @@ def _result(
     )
     context = context_seconds(config, pace, inputs.measure.beams)
     share = sum(hits) / len(hits) if hits else 0.0
-    most = share if make_method(config).proposal == "base" else 1.0  # the base's satisfaction stays as it is
+    most = share if make_method(config).source == "base" else 1.0  # the base's satisfaction stays as it is
     held_out, aside = len(inputs.held_out), len(aside_of(inputs.tuning, config, len(inputs.held_out)))
     finding = ideal_seconds(config, pace, share, aside, held_out)
     low, high = (

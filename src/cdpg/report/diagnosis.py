@@ -80,7 +80,7 @@ def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
         yield from low_coverage(label, end["coverage"], end["z_mean"], count(run.config.get("num_generations")))
         yield from skipped_steps(label, steps, skipped)
     yield from uneven_weights(label, run.method, end["ess"], end["satisfaction"], end["coverage"])
-    yield from still_moving(label, _column(run, "satisfaction"), run.samples_base, run.best_epoch is not None)
+    yield from still_moving(label, _column(run, "satisfaction"), run.drawn_by is not None, run.best_epoch is not None)
     yield from nonfinite_steps(label, steps, nonfinite)
     yield from failed_checks(label, math.fsum(_column(run, "checks_failed")), math.fsum(_column(run, "samples")))
 

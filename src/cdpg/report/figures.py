@@ -80,7 +80,7 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
             )
     if names:
         return
-    of_base = _samples_of_base(study)
+    of_others = _samples_of_others(study)
     for name in ("satisfaction", "kl_target_policy", "coverage", "length"):
         lines = _lines(study, lambda group, name=name: logged(group, name, clock))
         if lines:
@@ -90,15 +90,19 @@ def _training(study: Study, clock: Clock) -> Iterator[Chart]:
                 f"training-{stem(name)}",
                 capital(metric.label),
                 f"{metric.meaning} From the training samples"
-                f"{', those left out that were pruned' if pruned else ''}.{of_base}",
+                f"{', those left out that were pruned' if pruned else ''}.{of_others}",
                 partial(draw_lines, lines=lines, xlabel=clock.label, ylabel=axis_label(metric)),
             )
 
 
-def _samples_of_base(study: Study) -> str:
-    """A sentence on the runs whose training samples the base has drawn; empty if there is none."""
-    labels = [group.label for group in study.groups if any(run.samples_base for run in group.runs)]
-    return f" Those of {' and '.join(labels)} are the base's own, whatever it has learnt." if labels else ""
+def _samples_of_others(study: Study) -> str:
+    """Sentences on the runs whose training samples another model has drawn; empty if there is none."""
+    sentences = ""
+    for whose in ("base", "proposal"):
+        labels = [group.label for group in study.groups if any(run.drawn_by == whose for run in group.runs)]
+        if labels:
+            sentences += f" Those of {' and '.join(labels)} are the {whose}'s own, whatever it has learnt."
+    return sentences
 
 
 def _cost_of_constraint(study: Study) -> Iterator[Chart]:

@@ -55,9 +55,12 @@ class Run:
         return count(self.kept.get("epoch")) if self.kept.get("keep") == "best" else None
 
     @property
-    def samples_base(self) -> bool:
-        """Whether the base draws the training samples: then they do not show what the run has learnt."""
-        return any(record.get("samples_of_base") is True for record in self.metrics)
+    def drawn_by(self) -> str | None:
+        """``base`` or ``proposal`` if another model draws the training samples: they then do not show what the run has
+        learnt. None for the policy."""
+        if any(record.get("samples_of_base") is True for record in self.metrics):
+            return "base"
+        return "proposal" if any(record.get("samples_of") for record in self.metrics) else None
 
     @property
     def samples_per_epoch(self) -> float | None:

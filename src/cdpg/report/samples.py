@@ -120,6 +120,6 @@ def _from_training(study: Study) -> list[Record]:
 def _last_samples(study: Study) -> Iterator[tuple[str, Record, str]]:
     for group in study.groups:
         for run in group.runs[:1]:
-            kind = "training sample of the base" if run.samples_base else "training sample"
+            kind = f"training sample of the {run.drawn_by}" if run.drawn_by else "training sample"
             for sample in reversed(run.samples[-32:]):
                 yield group.models[0], sample, kind

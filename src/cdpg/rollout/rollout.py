@@ -54,6 +54,17 @@ class Rollout:
     """``[context, sample]``, or one for all: whether it was ended early, since b = 0 whatever follows. Its log q and
     its length are those of the tokens drawn."""
 
+    log_policy: Tensor | None = None
+    """``[context, sample]``: log-probability under the policy before the epoch's steps, where ``rescored``, else 0;
+    None if the policy drew the samples, so that it is log q."""
+    rescored: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
+    """``[context, sample]``, or one for all: whether the policy has scored it. All that satisfy are."""
+    log_recomputed: Tensor | None = None
+    """``[context, sample]``: log-probability under the model that an engine has drawn from, as computed here, where
+    ``recomputed``, else 0; None without an engine."""
+    recomputed: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
+    """``[context, sample]``, or one for all: whether it was."""
+
     features: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     """``[context, sample, factor]``: the values of the target's moments and rewards, NaN without one; empty if the
     target has none."""

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from cdpg.constraints.judge import CheckFailure, Judge, Pending
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
-from cdpg.models.sampling import Chunk, Samples, StopRule, draw_samples
+from cdpg.models.sampling import Chunk, Engine, Samples, StopRule, draw_samples
 from cdpg.models.scoring import score_samples
 from cdpg.rollout.pruning import Pruner
 from cdpg.rollout.rollout import Rollout
@@ -74,6 +74,7 @@ class Sampler:
     """Draws an epoch's samples, judges and scores them."""
 
     policy: LanguageModel
+    """The model that is sampled: the policy, or another proposal."""
     base: LanguageModel
     judge: Judge
     config: CDPGConfig
@@ -81,8 +82,14 @@ class Sampler:
     stop: StopRule | None = None
     policy_is_base: bool = False
     """The base itself is sampled: log a = log q, and nothing needs to be scored."""
+    engine: Engine | None = None
+    """Draws the samples in place of the model itself; log q is the engine's own."""
     token_texts: dict[int, str] = field(default_factory=dict, repr=False)
     """What single tokens look like: pruning looks at them again and again."""
+
+    def of_base(self, config: CDPGConfig) -> Sampler:
+        """Samples the base instead."""
+        return replace(self, policy=self.base, policy_is_base=True, config=config, engine=None)
 
     def draw(
         self,
@@ -106,11 +113,11 @@ class Sampler:
             samples, checked = self._sample(number, *own, share.start, watch, stream, prunes)
             b = checked.b
             rows = torch.arange(b.numel())
-            if not self.policy.exact_sampling:
+            if self.engine is None and not self.policy.exact_sampling:
                 log_q = score_samples(self.policy, samples, rows, self.config.tokens_per_pass)
                 samples = samples.with_log_q(log_q)
                 watch.lap("sampling")
-        if self.policy_is_base:
+        if self.policy_is_base and self.engine is None:
             token_log_a = samples.token_log_q
         else:
             needed = rows if every_sample else rows[b.flatten() > 0]
@@ -171,8 +178,9 @@ class Sampler:
         checks = self.judge.prefix_checks if prunes else []
         pruner = Pruner(checks, owners, first_slot * per_context, self.token_texts) if checks else None
         samples = draw_samples(
-            self.policy, contexts, prompts, per_context, self.config, uniforms, self.stop, first_slot, submit, pruner
-        )
+            self.engine or self.policy, contexts, prompts, per_context, self.config, uniforms, self.stop, first_slot,
+            submit, pruner,
+        )  # fmt: skip
         watch.lap("sampling")
         checked = self._tabulate(chunks, pending, len(prompts))
         if pruner is not None:

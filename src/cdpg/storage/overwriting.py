@@ -70,5 +70,5 @@ def _left_behind(folder: RunFolder) -> Iterator[Path]:
     yield from folder.checkpoints.glob("epoch-*")
     yield from folder.nonfinite.glob("epoch-*.json")
     yield from (folder.metrics, folder.samples, folder.evaluations, folder.failures, folder.moments)
-    yield from (folder.evaluation, folder.ideal_samples, folder.model, folder.kept, folder.report)
+    yield from (folder.evaluation, folder.ideal_samples, folder.model, folder.engine, folder.kept, folder.report)
     yield from (folder.tuned_on, folder.config)

@@ -40,6 +40,7 @@ _FREE = frozenset(
     }
     | {"save_dtype", "trust_remote_code", "warmup_epochs", "decay_epochs"}
     | {"evaluate_at_end", "check_workers", "check_failures", "check_output"}
+    | {"engine_url", "engine_folder", "engine_seconds", "engine_memory"}
 )
 """Settings that a resumed run may change without changing its result; learning rates are compared themselves."""
 _OWN = re.compile(r"^cdpg\.[\w.]*:")
@@ -60,6 +61,7 @@ def origin(
     model: str,
     policy: nn.Module,
     base: nn.Module,
+    proposal: nn.Module | None,
     constraints: Sequence[str],
     contexts: Sequence[Context],
     prompts: Sequence[PromptTokens],
@@ -75,13 +77,14 @@ def origin(
     """Facts that are needed to repeat a run, beside its settings; ``sampling`` is for users of the model.
 
     ``tuned_on`` are those of the ``contexts`` that are not set aside. ``keep`` and ``prune`` say what the settings of
-    these names do in the run.
+    these names do in the run. ``proposal`` is a third model that draws the samples.
     """
     return {
         "command": command,
         "model": model,
         "base": weights_digest(base),
         "adapters": _adapters(policy),
+        "proposal": None if proposal is None else weights_digest(proposal),
         "device": next(base.parameters()).device.type,
         "processes": processes,
         "constraints": list(constraints),
@@ -161,7 +164,7 @@ def check_resume(
     changes += [f"{key} was {before[key]!r} and is {now[key]!r}" for key in _BY_EFFECT if before[key] != now[key]]
     changes += [
         f"the {key} changed from {before[key]!r} to {now[key]!r}"
-        for key in ("model", "base", "adapters", "device", "constraints", "stop", "contexts", "tokens")
+        for key in ("model", "base", "adapters", "proposal", "device", "constraints", "stop", "contexts", "tokens")
         if _comparable(before.get(key, now[key])) != _comparable(now[key])
     ]
     tuned = {"tuned_on": now["tuned_on"], **before}["tuned_on"]

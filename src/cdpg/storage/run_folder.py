@@ -73,6 +73,11 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def engine(self) -> Path:
+        """The weights that an engine reads; removed at the end of the run."""
+        return self.path / "engine"
+
+    @property
     def kept(self) -> Path:
         """Which epoch's model it is, and why."""
         return self.path / "kept.json"
@@ -137,7 +142,7 @@ class RunFolder:
         written = (
             *(self.config, self.metrics, self.samples, self.checkpoints, self.evaluation, self.model, self.report),
             *(self.nonfinite, self.evaluations, self.failures, self.tuned_on, self.kept, self.moments),
-            *(self.ideal_samples, self.path / ".lock"),
+            *(self.ideal_samples, self.engine, self.path / ".lock"),
         )
         files.refuse_links(self.path, [path.name for path in written])
         for folder in (self.checkpoints, self.nonfinite):

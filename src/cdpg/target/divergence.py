@@ -11,16 +11,19 @@ from torch import Tensor
 from cdpg.target.partition import log_partition, weights
 
 
-def kl_target_policy(log_target: Tensor, log_policy: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """KL(p_c, π) of each context by the paper's Algorithm 2, from samples of π; NaN if no sample satisfies.
+def kl_target_policy(
+    log_target: Tensor, log_policy: Tensor, valid: Tensor, epsilon: float = 1e-8, log_q: Tensor | None = None
+) -> Tensor:
+    """KL(p_c, π) of each context by the paper's Algorithm 2, from samples of q; NaN if no sample satisfies.
 
-    ``mean_j w_j (log P_c(x_j)/π(x_j|c) − log Ẑ_c)`` with ``w = P_c / ((Ẑ_c + ε) π)``; ``[context, sample]`` to
-    ``[context]``. Samples with P_c = 0 contribute 0. It cannot exceed log M.
+    ``mean_j w_j (log P_c(x_j)/π(x_j|c) − log Ẑ_c)`` with ``w = P_c / ((Ẑ_c + ε) q)``; ``[context, sample]`` to
+    ``[context]``. By default q is π; then it cannot exceed log M. Samples with P_c = 0 contribute 0; ``log_policy`` may
+    hold anything there, if ``log_q`` is given.
     """
-    log_ratio = log_target - log_policy
+    log_ratio = log_target - (log_policy if log_q is None else log_q)
     log_z = log_partition(log_ratio, valid)
     weight = weights(log_ratio, log_z, epsilon)
-    gap = torch.where((weight > 0) & valid, log_ratio - log_z[:, None], torch.zeros_like(log_ratio))
+    gap = torch.where((weight > 0) & valid, log_target - log_policy - log_z[:, None], torch.zeros_like(log_ratio))
     return (weight * gap).sum(dim=1).div(valid.sum(dim=1)).masked_fill(log_z == -math.inf, math.nan)
 
 

@@ -16,7 +16,7 @@ from cdpg.rollout.sampler import Stopwatch
 from cdpg.system.threads import CoreWatch
 from cdpg.training.nonfinite import keep_refused
 from cdpg.training.optimization import StepSummary, Updater
-from cdpg.training.records import OF_BASE, metrics_record, sample_records
+from cdpg.training.records import metrics_record, sample_records
 from cdpg.training.replay import Replay
 from cdpg.training.setup import Parts
 from cdpg.training.state import RunState
@@ -34,14 +34,32 @@ class Epoch:
         self._started, self._watch = time.perf_counter(), Stopwatch()
         self.cores = CoreWatch()
 
-    def sample(self) -> Rollout:
+    def synchronised(self, state: RunState) -> RunState:
+        """The state with the weights that this epoch samples with, if these are not the policy's of now.
+
+        An engine gets them.
+        """
+        try:
+            held = self._parts.proposal.synchronised(self._number - 1, state.proposal, self._config)
+        except Exception:
+            self._rescue()
+            raise
+        self._watch.lap("sampling")
+        return replace(state, proposal=held)
+
+    def sample(self, state: RunState) -> Rollout:
         """Draw contexts c and samples x ~ q(·|c), judge them, b(x,c), and score them, log a(x|c)."""
         parts, number = self._parts, self._number
         chosen = parts.stream.draw(number - 1, self._config.contexts_per_epoch)
         contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
         try:
             every_sample = parts.method.scores_every_sample
-            rollout = parts.sampler.draw(number, contexts, prompts, every_sample, self._watch, indices=chosen)
+            with parts.proposal.in_use(state.proposal, number - 1):
+                rollout = parts.sampler.draw(number, contexts, prompts, every_sample, self._watch, indices=chosen)
+                rollout = parts.proposal.compared(rollout, self._config)
+            rollout = parts.proposal.completed(rollout, state.proposal, self._config)
+            if rollout.log_policy is not None:
+                self._watch.lap("policy")
         except Exception:
             self._rescue()
             raise
@@ -104,7 +122,7 @@ class Epoch:
         self._watch.lap("validation")
         return float(gains.nanmean()), replace(state, best=best, gains=tuple(gains.tolist()), fell=fell)
 
-    def record(self, rollout: Rollout, summary: StepSummary, gain: float | None) -> dict[str, Any]:
+    def record(self, rollout: Rollout, summary: StepSummary, gain: float | None, state: RunState) -> dict[str, Any]:
         """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks.
 
         ``gain`` is that on the contexts set aside, if it was measured.
@@ -114,7 +132,7 @@ class Epoch:
         if gain is not None:
             record["gain_validation"] = gain if math.isfinite(gain) else None
         record |= parts.validation.cost if self._number == 1 else {}
-        record |= OF_BASE if parts.sampler.policy_is_base else {}
+        record |= parts.proposal.facts(rollout, state.proposal)
         record["seconds"] = time.perf_counter() - self._started
         record |= {f"seconds_{stage}": seconds for stage, seconds in self._watch.seconds.items()}
         if parts.is_main:

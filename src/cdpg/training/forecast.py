@@ -34,7 +34,7 @@ def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float, aside: int)
     """
     samples, method = config.samples_per_epoch, make_method(config)
     scored = samples if method.scores_every_sample else samples * satisfying
-    scored = 0.0 if method.proposal == "base" else scored  # log a is known when a token is drawn
+    scored = 0.0 if method.source == "base" else scored  # log a is known when a token is drawn
     failing_too = method.differentiates_every_sample and satisfying >= method.differentiates_from
     differentiated = (samples if failing_too else samples * satisfying) * method.passes
     if method.replay and satisfying and aside:  # visits without a satisfying sample are not replayed

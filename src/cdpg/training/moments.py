@@ -71,7 +71,7 @@ class TargetFit:
         return (fitted,)
 
     def _of_base(self, config: CDPGConfig) -> Sampler:
-        return replace(self.sampler, policy=self.sampler.base, policy_is_base=True, config=config)
+        return self.sampler.of_base(config)
 
     def _look(self, config: CDPGConfig) -> Rollout:
         """A few samples of the base, if nothing is wrong with what the functions say of them."""
@@ -86,7 +86,7 @@ class TargetFit:
     def after_epoch(self, rollout: Rollout, state: RunState, config: CDPGConfig) -> RunState:
         """The state after an epoch, with another λ if its samples give a better one."""
         last = state.moments[-1] if state.moments else None
-        if last is None or last.source == "given" or last.fit.ess >= REFIT_BELOW or self.method.proposal == "base":
+        if last is None or last.source == "given" or last.fit.ess >= REFIT_BELOW or self.method.source == "base":
             return state
         tilt = self.sampler.judge.tilt
         capacity = max(config.moment_contexts, config.contexts_per_epoch)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,6 +13,7 @@ from cdpg.config import CDPGConfig
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system import memory
 from cdpg.system.threads import CoreWatch
+from cdpg.training.engine import DriftWatch
 from cdpg.training.failures import FailureLog, none_applies
 from cdpg.training.forecast import outlook
 from cdpg.training.starvation import PlentyWatch, StarvationWatch
@@ -23,14 +24,25 @@ _GROWN = 1.2
 """Growth of the peak memory after which it is reported again."""
 
 
+class _Watch(Protocol):
+    def warning(self, record: Mapping[str, Any]) -> str | None:
+        """The warning after an epoch with these metrics, or None."""
+
+    def verdict(self, records: Sequence[Mapping[str, Any]]) -> str | None:
+        """The warning at the end of a run with these metrics, or None."""
+
+
 class RunNotices:
     """Logs the notices of a run."""
 
-    def __init__(self, failures: FailureLog, samples_per_context: int, is_tilted: bool = False) -> None:
+    def __init__(
+        self, failures: FailureLog, samples_per_context: int, is_tilted: bool = False, has_engine: bool = False
+    ) -> None:
         """``is_tilted``: the target has moments or rewards, so that there is more to gain than satisfaction."""
         self._failures = failures
         starved = StarvationWatch(samples_per_context)
-        self._watches = (starved,) if is_tilted else (starved, PlentyWatch())
+        plenty = () if is_tilted else (PlentyWatch(),)
+        self._watches: Sequence[_Watch] = (starved, *plenty, *((DriftWatch(),) if has_engine else ()))
         self._reported_memory: dict[str, int] = {}
 
     def of_epoch(self, record: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from rich import progress as rich_progress
 from rich.console import Console
 
-from cdpg.messages.text import duration, plain_text
+from cdpg.messages.text import duration, plain_text, whose_samples
 
 _WINDOW = 20
 """Epochs over which the rate is averaged for the time left."""
@@ -145,16 +145,21 @@ def _status(record: Mapping[str, Any], total: int, seconds_left: float | None) -
     """
     tokens, seconds = record.get("tokens"), record.get("seconds")
     rate = tokens / seconds if tokens is not None and seconds else None
-    whose = "of the base " if record.get("samples_of_base") else ""
+    whose = whose_samples(record)
+    own = f", of the policy {_number(record['satisfaction_policy'], '.3f')}" if whose and _knows_policy(record) else ""
     parts = [
         f"epoch {record['epoch']}/{total}",
-        f"satisfaction {whose}{_number(record.get('satisfaction'), '.3f')}",
+        f"satisfaction{whose} {_number(record.get('satisfaction'), '.3f')}{own}",
         f"coverage {_number(record.get('coverage'), '.2f')}",
         f"rough KL(p,pi) {_number(record.get('kl_target_policy'), '.2f')}",
         f"{_number(rate, ',.0f')} tokens/s",
         f"{'-' if seconds_left is None else duration(seconds_left)} left",
     ]
     return ", ".join(parts)
+
+
+def _knows_policy(record: Mapping[str, Any]) -> bool:
+    return record.get("satisfaction_policy") is not None
 
 
 def _number(value: float | None, form: str) -> str:

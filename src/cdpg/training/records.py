@@ -13,9 +13,6 @@ from cdpg.target.divergence import kl_target_policy, mean_over_covered
 from cdpg.target.partition import summarize_partition
 from cdpg.training.optimization import StepSummary
 
-OF_BASE = {"samples_of_base": True, "kl_target_policy": None}
-"""In the record of an epoch whose samples the base has drawn: they say nothing of how far the policy is from p."""
-
 
 def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float, epsilon: float) -> dict[str, Any]:
     """The epoch's line, without its times; means are over valid samples, zeros included, and None without any.
@@ -23,7 +20,9 @@ def metrics_record(rollout: Rollout, summary: StepSummary, learning_rate: float,
     A pruned sample has b = 0 and no length of its own.
     """
     partition = summarize_partition(rollout.log_ratio, rollout.valid)
-    kl, _ = mean_over_covered(kl_target_policy(rollout.log_p, rollout.log_q, rollout.valid, rollout.epsilon(epsilon)))
+    log_policy = rollout.log_q if rollout.log_policy is None else rollout.log_policy
+    kl_by_context = kl_target_policy(rollout.log_p, log_policy, rollout.valid, rollout.epsilon(epsilon), rollout.log_q)
+    kl, _ = mean_over_covered(kl_by_context)
     return {
         "epoch": rollout.number,
         "satisfaction": _mean(rollout.b[rollout.valid]),

@@ -28,7 +28,7 @@ from cdpg.messages.foreign_names import unknown_argument
 from cdpg.methods import make_method
 from cdpg.methods.base import Method
 from cdpg.models.base import LanguageModel, PromptTokens
-from cdpg.models.loading import load_for
+from cdpg.models.loading import load_for, load_proposal
 from cdpg.models.narrow import refuse_large_error
 from cdpg.models.sampling import StopRule
 from cdpg.rollout.sampler import Sampler
@@ -38,10 +38,12 @@ from cdpg.storage.journal import Journal
 from cdpg.storage.run_folder import RunFolder
 from cdpg.storage.snapshot import Trainable
 from cdpg.system.distributed import Processes, make_accelerator, processes_here
+from cdpg.training.engine import make_engine
 from cdpg.training.failures import FailureLog
 from cdpg.training.moments import TargetFit
 from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
+from cdpg.training.proposal import Proposal
 from cdpg.training.state import RunState
 from cdpg.training.validation import Validation, keeps_best, set_aside, why_none_aside
 
@@ -82,6 +84,8 @@ class Parts:
     trainable: Trainable
     stream: ContextStream
     sampler: Sampler
+    proposal: Proposal
+    """What draws the samples."""
     target_fit: TargetFit
     """Fits λ of the target's moments."""
     folder: RunFolder
@@ -129,16 +133,13 @@ def set_up(
     if train_dataset is None:
         raise UserError("no contexts were given: pass train_dataset with a 'prompt' column")
     refuse_stopped_beams(measure := measure or TextMeasure(), stop)
+    method = make_method(config)
     judge = Judge(constraints, Limits.of(config, processes_here()), prunes=config.prune)  # first: it may fork
-    everything = as_chats(load_contexts(train_dataset), config.chat, config.system)
-    eval_contexts = _held_out(eval_dataset, config)
-    judge.require_columns(everything)
-    judge.require_columns(eval_contexts)
+    everything, eval_contexts = _contexts((train_dataset, eval_dataset), config, judge)
     processes = Processes(make_accelerator(config))
-    policy, base, divide = load_for(processes, model, config, processing_class, peft_config)
+    (policy, base), drawing, divide = _loaded(model, everything, method, processes, processing_class, peft_config)
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
     all_prompts = _encoded(everything, policy, base, config)
-    method = make_method(config)
     held_out = 0 if judge.tilt.factors else len(eval_contexts)  # the gain is biased then, and does not choose
     (contexts, prompts), aside, best = _divided(everything, all_prompts, config, method, held_out)
     given = frozenset(prompt_digests(everything))
@@ -146,45 +147,59 @@ def set_up(
     folder = RunFolder(config.output_dir)
     origin = provenance.origin(
         model=model if isinstance(model, str) else provenance.model_name(policy.module),
-        policy=policy.module, base=base.module, contexts=everything, prompts=all_prompts, held_out=eval_contexts,
+        policy=policy.module, base=base.module, proposal=None if drawing in (policy, base) else drawing.module,
+        contexts=everything, prompts=all_prompts, held_out=eval_contexts, tuned_on=contexts,
         keep="best" if best else "last", prune=bool(judge.prefix_checks) and not method.scores_every_sample,
-        constraints=[*map(name_of, judge.constraints), *map(describe, judge.tilt.factors)], tuned_on=contexts,
-        stop=None if stop is None else type(stop).__name__, processes=processes.count, command=command,
+        constraints=[*map(name_of, judge.constraints), *map(describe, judge.tilt.factors)],
+        processes=processes.count, command=command, stop=None if stop is None else type(stop).__name__,
         sampling=usage.facts(policy, config, everything, stop),
     )  # fmt: skip
     divide()  # digests are of whole weights, the optimiser is for the parts
     module = method.make_module(policy)
     optimizer = make_optimizer(parameters := trainable_parameters(policy, module), config)
     trainable = Trainable(policy.module, module, optimizer)
-    about = {"task": inputs.get("task"), "command": command, "versions": origin["versions"]}
     failures = FailureLog(folder.failures, config.check_failures, processes)
-    sampler = _sampler(method, policy, base, judge, config, processes, stop)
+    from_base = method.source == "base"
+    engine = make_engine(config, drawing, all_prompts, processes, folder.engine, from_base and base is policy)
+    sampler = Sampler(drawing, base, judge, config, processes, stop, from_base, engine and engine.engine)
     journal = Journal(folder, trainable, origin)
     return Parts(
         judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
         prompts=prompts, evaluator=evaluator, method=method, module=module, parameters=parameters, optimizer=optimizer,
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
-        stream=ContextStream(contexts, config.seed), sampler=sampler,
-        validation=Validation(sampler, policy, trainable, *aside), keeps_best=best, given=given,
-        journal=journal, target_fit=TargetFit(sampler, method, everything, all_prompts, journal),
-        evaluations=PolicyEvaluations(evaluator, policy, about),
-        notices=RunNotices(failures, config.num_generations, bool(judge.tilt.factors)),
+        stream=ContextStream(contexts, config.seed), sampler=sampler, given=given, keeps_best=best, journal=journal,
+        proposal=Proposal(method, policy, sampler, trainable, engine),
+        validation=Validation(sampler, policy, trainable, *aside),
+        evaluations=PolicyEvaluations(evaluator, policy, _about(inputs, origin)),
+        target_fit=TargetFit(sampler, method, everything, all_prompts, journal),
+        notices=RunNotices(failures, config.num_generations, bool(judge.tilt.factors), engine is not None),
         sources=_sources(model, train_dataset, eval_dataset, *inputs.values()),
     )  # fmt: skip
 
 
-def _sampler(
+def _about(inputs: Mapping[str, Any], origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What evaluations say of the run."""
+    return {"task": inputs.get("task"), "command": origin["command"], "versions": origin["versions"]}
+
+
+def _loaded(
+    model: Model,
+    contexts: Sequence[Context],
     method: Method,
-    policy: LanguageModel,
-    base: LanguageModel,
-    judge: Judge,
-    config: CDPGConfig,
     processes: Processes,
-    stop: StopRule | None,
-) -> Sampler:
-    """Samples the policy, or the base for a method that learns from its samples."""
-    from_base = method.proposal == "base"
-    return Sampler(base if from_base else policy, base, judge, config, processes, stop, from_base)
+    processing_class: Any,
+    peft_config: Any,
+) -> tuple[tuple[LanguageModel, LanguageModel], LanguageModel, Callable[[], None]]:
+    """Policy and base, what draws the samples, and a function that divides all weights, if that is asked for."""
+    config = method.config
+    policy, base, divide = load_for(processes, model, config, processing_class, peft_config)
+    drawing, divide_drawing = load_proposal(processes, method.source, config, policy, base, contexts)
+
+    def divide_all() -> None:
+        divide()
+        divide_drawing()
+
+    return (policy, base), drawing, divide_all
 
 
 Encoded = tuple[list[Context], list[PromptTokens]]
@@ -240,5 +255,9 @@ def answers_unknown_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _held_out(dataset: Any, config: CDPGConfig) -> list[Context]:
-    return [] if dataset is None else as_chats(load_contexts(dataset), config.chat, config.system)
+def _contexts(datasets: Sequence[Any], config: CDPGConfig, judge: Judge) -> list[list[Context]]:
+    """The contexts of each data set, with the columns that the constraints need; none where there is no data set."""
+    found = [[] if data is None else as_chats(load_contexts(data), config.chat, config.system) for data in datasets]
+    for contexts in found:
+        judge.require_columns(contexts)
+    return found

@@ -13,6 +13,7 @@ from cdpg.methods.base import Method, State
 from cdpg.rollout.moments import Fitted, MomentBuffer
 from cdpg.rollout.replay import ReplayBuffer
 from cdpg.storage.checkpoints import Checkpoint
+from cdpg.training.proposal import HeldWeights
 from cdpg.training.validation import Best
 
 
@@ -32,6 +33,8 @@ class RunState:
     """The fits of the target's moments, the present one last; empty if it has none."""
     recent: MomentBuffer = field(default_factory=MomentBuffer)
     """Samples to fit them again."""
+    proposal: HeldWeights | None = None
+    """The weights that samples are drawn with, if these are not the policy's of now."""
 
     @classmethod
     def begin(cls, method: Method) -> RunState:
@@ -45,8 +48,8 @@ class RunState:
         method: Method,
         held: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
     ) -> RunState:
-        """The state in a checkpoint; ``held`` takes this process's part of the weights of the best model."""
-        kept = checkpoint.state.get("best")
+        """The state in a checkpoint; ``held`` takes this process's part of weights beside the model's own."""
+        kept, drawing = checkpoint.state.get("best"), checkpoint.state.get("proposal")
         best = None
         if kept is not None:
             best = Best(kept["epoch"], kept["gain"], held(checkpoint.tensors["best"]), _read(kept["peak"]))
@@ -58,6 +61,7 @@ class RunState:
             checkpoint.state.get("fell", False),
             tuple(map(Fitted.from_mapping, checkpoint.state.get("moments", ()))),
             MomentBuffer(checkpoint.tensors.get("moments", {})),
+            None if drawing is None else HeldWeights(drawing["epoch"], held(checkpoint.tensors["proposal"])),
         )
 
     @property
@@ -71,18 +75,22 @@ class RunState:
     def values(self) -> dict[str, Any]:
         """What a checkpoint stores as JSON."""
         best = self.best
-        moments = {"moments": [fitted.to_mapping() for fitted in self.moments]} if self.moments else {}
+        others: dict[str, Any] = {"moments": [one.to_mapping() for one in self.moments]} if self.moments else {}
+        if self.proposal is not None:
+            others["proposal"] = {"epoch": self.proposal.epoch}
         if best is None:
-            return {"objective": dict(self.method), "best": None, **moments}
+            return {"objective": dict(self.method), "best": None, **others}
         kept = {"epoch": best.epoch, "gain": best.gain, "peak": _plain(best.peak)}
         gains = {"gains": _plain(self.gains), "fell": self.fell}
-        return {"objective": dict(self.method), "best": kept, **gains, **moments}
+        return {"objective": dict(self.method), "best": kept, **gains, **others}
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint stores as tensors, by file."""
         found: dict[str, Mapping[str, Tensor]] = {"replay": self.replay.tensors(), "moments": self.recent.tables}
         if self.best is not None:
             found["best"] = self.best.weights
+        if self.proposal is not None:
+            found["proposal"] = self.proposal.weights
         return {name: tensors for name, tensors in found.items() if tensors}
 
 

@@ -101,10 +101,11 @@ class CDPGTrainer(TakesCallbacks):
             for number in range(done + 1, self.args.epochs + 1):
                 self._callbacks.epoch_begin()
                 epoch = Epoch(number, self._parts, self._updater, self.args, self._rescue_of(number - 1))
-                samples = epoch.sample()  # contexts c, samples x ~ q(·|c), verdicts b(x,c), scores log a(x|c)
+                self._state = epoch.synchronised(self._state)  # q, if it is not the policy of now
+                samples = epoch.sample(self._state)  # contexts c, x ~ q(·|c), verdicts b(x,c), scores log a(x|c)
                 summary, self._state = epoch.update(samples, self._state)  # θ ← θ + α · w(x,c) · ∇log π(x|c)
                 gain, self._state = epoch.validate(self._state)  # E_p[log π − log a] on the contexts set aside
-                record = epoch.record(samples, summary, gain)
+                record = epoch.record(samples, summary, gain, self._state)
                 self._callbacks.step_end(record)
                 nonfinite.add(record)
                 session.progress.update(record)
@@ -117,6 +118,7 @@ class CDPGTrainer(TakesCallbacks):
                     break
             self._callbacks.call("on_train_end")
             self._finish(record, session)
+        self._parts.proposal.close()
         if self.args.report_to:
             self.processes.accelerator.end_training()
         return record or self._parts.journal.last("metrics")

@@ -125,7 +125,7 @@ class Validation:
         if not self._contexts or self._ideal is not None:
             return
         started = time.perf_counter()
-        sampler = replace(self._sampler, policy=self._sampler.base, policy_is_base=True, config=config)
+        sampler = self._sampler.of_base(config)
         self._ideal = draw_ideal_samples(
             sampler, self._contexts, self._prompts, config.gain_draws, 0, "validation-ideal", check_stop=check_stop
         )
