@@ -26,6 +26,7 @@ class FakeVLLM:
         self.model = self._read(folder)
         self.window, self.version = window, "default"
         self.faults: set[str] = set()
+        self.methods, self.loads = {"cdpg_load", "reload_weights"}, list[str]()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._lock = threading.Lock()
 
@@ -47,7 +48,9 @@ class FakeVLLM:
         return 200, {"object": "list", "data": served * (2 if "two models" in self.faults else 1)}
 
     def _rpc(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        assert body["method"] == "reload_weights"
+        if body["method"] not in self.methods:
+            return 500, {"error": {"message": f"'Worker' object has no attribute '{body['method']}'", "code": 500}}
+        self.loads.append(body["method"])
         if "refuses weights" in self.faults:
             return 500, {"error": {"message": "shapes do not match", "code": 500}}
         if "keeps weights" not in self.faults:

@@ -22,6 +22,7 @@ from cdpg.models.base import LanguageModel
 from cdpg.models.engines.local import Local
 from cdpg.models.engines.server import Server
 from cdpg.models.engines.vllm import Completion, VLLMEngine, Wanted
+from cdpg.models.engines.worker import LoadsWeights
 from cdpg.models.loading import load_model
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Chunk, assemble, sample_chunks
@@ -221,7 +222,7 @@ def test_the_engine_follows_the_policy(folder: Path, fake: FakeVLLM, tmp_path: P
     with serving(fake) as url:
         made = trainer_of(folder, tmp_path / "run", url)
         made.train()
-        loads = [body for path, body in fake.asked if path == "/collective_rpc"]
+        loads = list(fake.loads)
         versions = [body["new_version"].partition("-")[2] for path, body in fake.asked if "update" in path]
         trainer_of(folder, tmp_path / "parts", url, epochs=2).train()
         trainer_of(folder, tmp_path / "parts", url).train(resume_from_checkpoint=True)
@@ -321,11 +322,45 @@ def test_what_goes_wrong_is_said_in_a_sentence_and_the_run_can_go_on(
             assert [record["epoch"] for record in lines(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_a_server_that_keeps_no_version_can_be_used(folder: Path, fake: FakeVLLM, tmp_path: Path) -> None:
+def test_a_server_without_our_method_and_without_versions_can_be_used(
+    folder: Path, fake: FakeVLLM, tmp_path: Path
+) -> None:
     fake.faults.add("old")
+    fake.methods.remove("cdpg_load")
     with serving(fake) as url:
         trainer_of(folder, tmp_path, url, epochs=2, sync_every=2).train()
-    assert len([path for path, _ in fake.asked if path == "/collective_rpc"]) == 1
+    assert fake.loads == ["reload_weights"]
+
+
+class Layer(torch.nn.Module):
+    """A layer that computes with a packed copy of its weight, as those of vLLM do on a CPU."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.quant_method = weight, self
+        self.process_weights_after_loading(self)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        self.packed = self.weight.detach().clone()
+
+
+def test_a_tied_output_layer_gets_the_new_weights() -> None:
+    """The worker prepares the layers that got weights, and a tied one gets none."""
+    embeddings = Layer(torch.nn.Parameter(torch.zeros(3, 2)))
+    other, head = Layer(torch.nn.Parameter(torch.zeros(2, 2))), Layer(embeddings.weight)
+
+    class Worker(LoadsWeights):
+        def reload_weights(self, weights_path: str) -> None:
+            assert weights_path == "/folder"
+            embeddings.weight.data.fill_(1.0)
+            embeddings.process_weights_after_loading(embeddings)
+
+        def get_model(self) -> Any:
+            return torch.nn.ModuleList([embeddings, other, head])
+
+    Worker().cdpg_load("/folder")
+    assert torch.equal(head.packed, torch.ones(3, 2))
+    assert torch.equal(other.packed, torch.zeros(2, 2))
 
 
 def test_what_an_engine_is_not_for(folder: Path, tmp_path: Path) -> None:
@@ -385,7 +420,8 @@ def test_vllm_inside_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert started["generation_config"] == "vllm", "not the model's temperature"
     local.load("/second", "b")
-    assert stub.loaded == [("reload_weights", {"weights_path": "/second"})]
+    assert stub.loaded == [("cdpg_load", {"weights_path": "/second"})]
+    assert started["worker_extension_cls"] == "cdpg.models.engines.worker.LoadsWeights"
     assert local.version() == "b"
     assert len(stub.started) == 1
     (drawn,) = local.complete([Wanted((4, 5), 2, 3, 11, (2,))])

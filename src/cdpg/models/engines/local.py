@@ -10,6 +10,7 @@ from typing import Any
 from cdpg.config import CDPGConfig
 from cdpg.errors import RunError, UserError, first_line
 from cdpg.models.engines.vllm import SAMPLING, Completion, Wanted
+from cdpg.models.engines.worker import METHOD, LoadsWeights
 
 
 class Local:
@@ -47,7 +48,7 @@ class Local:
             if self._llm is None:
                 self._llm = self._start(folder)
             else:
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+                self._llm.collective_rpc(METHOD, kwargs={"weights_path": folder})
                 if not self._llm.reset_prefix_cache():
                     raise RuntimeError("what was computed of prompts with earlier weights could not be dropped")
         except Exception as error:  # of vLLM: any
@@ -76,6 +77,7 @@ class Local:
             gpu_memory_utilization=self._config.engine_memory,
             enforce_eager=self._on_cpu,
             generation_config="vllm",  # its own settings, not the model's temperature
+            worker_extension_cls=f"{LoadsWeights.__module__}.{LoadsWeights.__qualname__}",
         )
 
 

@@ -1,8 +1,8 @@
 """A vLLM server, asked over HTTP.
 
 Completions are those of ``/v1/completions``. Weights are written to a folder that the server sees as well, and loaded
-by the worker's own ``reload_weights`` through ``/collective_rpc``, which a server has if it was started with
-``VLLM_SERVER_DEV_MODE=1``. Then the keys and values of earlier prompts are dropped (``/reset_prefix_cache``).
+by its workers, through ``/collective_rpc``, which a server has if it was started with ``VLLM_SERVER_DEV_MODE=1``. Then
+the keys and values of earlier prompts are dropped (``/reset_prefix_cache``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cdpg.errors import CDPGError, RunError, UserError
 from cdpg.messages.terms import term
 from cdpg.messages.text import plain_text
 from cdpg.models.engines.vllm import SAMPLING, Completion, Wanted
+from cdpg.models.engines.worker import METHOD
 
 AT_ONCE = 64
 """Requests that are under way at the same time; the server works on all of them together."""
@@ -79,7 +80,7 @@ class Server:
     def load(self, folder: str, version: str) -> None:
         """Load the weights of a folder that the server sees, too."""
         try:
-            self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+            self._load(folder)
         except RunError as error:
             raise RunError(
                 f"{error}; it was to load the weights in {folder!r}: it must serve the model that is tuned and see "
@@ -87,6 +88,13 @@ class Server:
             ) from error
         self._forget_prompts()
         self._ask("/update_weight_version", {"new_version": version}, missing={})
+
+    def _load(self, folder: str) -> None:
+        """By the method that we add to its workers, or by their own if the server was started without ours."""
+        try:
+            self._ask("/collective_rpc", {"method": METHOD, "kwargs": {"weights_path": folder}})
+        except RunError:
+            self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
 
     def version(self) -> str | None:
         """The version of its weights; None from a server that keeps none."""
