@@ -52,9 +52,9 @@ class Collected:
             shutil.rmtree(temporary, ignore_errors=True)
         return 0
 
-    def names(self, file: str) -> list[str]:
-        """The tests of a file."""
-        return [name for name in self._items if name.startswith(f"{file}::")]
+    def names(self, given: str) -> list[str]:
+        """The tests of a file, or those that a node id names."""
+        return [name for name in self._items if name == given or name.startswith((f"{given}::", f"{given}["))]
 
 
 def collect(files: Sequence[str], use: Callable[[Collected], int]) -> int:

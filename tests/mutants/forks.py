@@ -60,8 +60,12 @@ class _Running:
 
 
 def run(calls: Iterable[Call], workers: int, prepare: Callable[[Path], None] = nothing) -> Iterator[Result]:
-    """Run the calls and give each result as it comes; ``prepare`` is given the folder of each worker."""
-    waiting = list(calls)[::-1]
+    """Run the calls and give each result as it comes; ``prepare`` is given the folder of each worker.
+
+    A call is asked for when there is a worker for it, and so may depend on the results before it.
+    """
+    waiting = iter(calls)
+    more = True
     running: dict[int, _Running] = {}
     with TemporaryDirectory(prefix="cdpg-mutants-") as temporary:
         folders = [Path(temporary) / f"worker{number}" for number in range(workers)]
@@ -69,10 +73,11 @@ def run(calls: Iterable[Call], workers: int, prepare: Callable[[Path], None] = n
             folder.mkdir()
             prepare(folder)
         try:
-            while waiting or running:
-                while waiting and folders:
-                    entry = _Running(waiting.pop(), folders.pop(), time.monotonic())
+            while more or running:
+                while folders and (call := next(waiting, None)):
+                    entry = _Running(call, folders.pop(), time.monotonic())
                     running[_start(entry)] = entry
+                more = not folders
                 for process, status, computing in _ended(running):
                     entry = running.pop(process)
                     entry.call.after(entry.folder)

@@ -14,10 +14,12 @@ from fault_list import read_list
 if TYPE_CHECKING:
     from operators import Mutant
 
+Key = tuple[str, str, str]
+"""File, function and change."""
 LIST = Path(__file__).parent / "survivors.yaml"
 
 
-def load() -> dict[tuple[str, str, str], str]:
+def load() -> dict[Key, str]:
     """The reason by file, function and change."""
     reasons = {}
     for group in read_list(LIST):
@@ -31,5 +33,5 @@ def load() -> dict[tuple[str, str, str], str]:
     return reasons
 
 
-def key(mutant: Mutant) -> tuple[str, str, str]:
+def key(mutant: Mutant) -> Key:
     return mutant.file, mutant.function, mutant.change
