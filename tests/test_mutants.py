@@ -287,9 +287,17 @@ def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
     )
     assert lines.tests_of("f", [1, 2], limit=100) == ["b", "a", "c"]
     assert lines.tests_of("f", [1, 2], limit=8) == ["b", "a"]
+    assert lines.tests_of("f", [1, 2], limit=3) == ["b"]
     assert lines.tests_of("f", [1], limit=1) == ["a"], "one test at least"
     assert lines.tests_of("f", [4], limit=100) == []
     assert lines.tests_of("g", [1], limit=100) == []
+
+
+def test_a_mutant_meets_tests_of_all_files() -> None:
+    seconds = {"x::1": 1.0, "x::2": 1.0, "x::3": 1.0, "y::1": 4.0, "z::1": 9.0}
+    lines = CoverageMap(seconds, {test: {test} for test in seconds}, {("f", 1): set(seconds)})
+    assert lines.tests_of("f", [1], limit=100) == ["x::1", "y::1", "z::1", "x::2", "x::3"]
+    assert lines.tests_of("f", [1], limit=6) == ["x::1", "y::1", "x::2"]
 
 
 def test_forks_report_how_they_ended() -> None:
@@ -316,6 +324,8 @@ def test_forks_report_how_they_ended() -> None:
     assert {name: result.status for name, result in results.items()} == {
         "passes": 0, "status": 3, "fails": 70, "waits": None, "computes": None,
     }  # fmt: skip
+    assert results["fails"].status == forks.BROKEN
+    assert "ValueError: in worker" in results["fails"].output
     assert results["computes"].computing > 0.15
     assert [name for name, result in results.items() if result.passed] == ["passes"]
 
@@ -337,9 +347,28 @@ def test_a_call_may_depend_on_the_results_before_it() -> None:
 def test_every_mutant_that_may_live_still_exists() -> None:
     import survivors
 
-    for (file, function, change), reason in survivors.load().items():
+    reasons = survivors.load()
+    for (file, function, change), reason in reasons.by_key.items():
         source = (ROOT / file).read_text(encoding="utf-8")
         assert len(reason) > 20
         assert f"def {function.rpartition('.')[2]}(" in source, (file, function)
         removed = [line.removeprefix("- ") for line in change.splitlines() if line.startswith("- ")]
         assert all(line in source for line in removed), (file, change)
+
+
+def test_edits_that_mutants_may_have_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import survivors
+    from operators import Mutant
+
+    monkeypatch.setattr(survivors, "LIST", tmp_path / "list.yaml")
+    text = "- reason: one\n  edits: [['b=1', 'b=2']]\n"
+    text += "- {reason: two, mutants: [{file: f, function: g, change: '- x'}]}\n"
+    survivors.LIST.write_text(text, encoding="utf-8")
+
+    def reason(file: str, change: str) -> str | None:
+        return survivors.load().reason(Mutant(file, "g", (), change, "", (1, 2)))
+
+    assert reason("any", "- h(a, b=1)\n+ h(a, b=2)") == "one"
+    assert reason("any", "- h(a, b=1)\n+ h(b=2)") is None
+    assert reason("any", "- h(a, b=1)\n+ h(a, b=2) ") is None
+    assert (reason("f", "- x"), reason("e", "- x")) == ("two", None)

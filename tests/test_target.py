@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdpg.evaluation.outcome import partition_statistics
 from cdpg.target.divergence import kl_policy_base, kl_target_policy, mean_over_covered
-from cdpg.target.partition import log_partition, summarize_partition, weights
+from cdpg.target.partition import effective_numbers, log_partition, summarize_partition, weights
 from cdpg.target.target import log_target
 from enumeration import Universe, contexts_of, tabular
 from uneven import VALID, Array, B, completions, scored, table
@@ -237,6 +237,15 @@ def test_the_log_partition_and_the_weights_by_value() -> None:
     np.testing.assert_allclose(one, ratio / (0.2 + EPSILON), rtol=1e-12)
     nothing = torch.full((1, 2), -math.inf, dtype=torch.float64)
     assert weights(nothing, torch.tensor([-math.inf]).double(), 0.0).tolist() == [[0.0, 0.0]], "not 0/0"
+
+
+def test_ratios_of_any_scale_have_weights_and_effective_numbers() -> None:
+    log_ratio = torch.tensor([[1000.0, 1000.0 + math.log(3)], [-2000.0, -math.inf]], dtype=torch.float64)
+    log_z = torch.tensor([1000.0, -2000.0], dtype=torch.float64)
+    np.testing.assert_allclose(weights(log_ratio, log_z, 0.0).numpy(), [[1, 3], [1, 0]], rtol=1e-12)
+    np.testing.assert_allclose(effective_numbers(log_ratio, all_valid(log_ratio)).numpy(), [16 / 10, 1], rtol=1e-12)
+    ordinary = torch.tensor([[2.0]], dtype=torch.float64).log()
+    assert float(weights(ordinary, ordinary[0], 1.0)) == pytest.approx(2 / 3), "any ε but 0 is added"
 
 
 def test_a_context_without_a_verdict_leaves_the_summary() -> None:

@@ -37,6 +37,7 @@ class Collected:
     def run(self, names: Sequence[str], folder: Path, plugins: Sequence[object] = ()) -> int:
         """Run some tests in this process, a fork, with ``folder`` for temporary files; 1 if one fails."""
         temporary = folder / "temporary"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a fork that was ended
         temporary.mkdir()
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(temporary)
         session, config = self._session, self._session.config

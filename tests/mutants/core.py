@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,6 +23,7 @@ import fork_server
 import survivors
 from collected import Collected, collect
 from coverage_map import CoverageMap
+from forks import BROKEN
 from operators import ROOT, Mutant, mutants_of
 from patching import Edit
 from scores import Score, describe, minutes, report, say
@@ -46,10 +47,10 @@ CORE = tuple(
 TESTS = tuple(
     f"tests/test_{name}.py"
     for name in (
-        "adding_a_method applicability checkpoints divergences diversity evaluate evaluation evaluator exact"
+        "adding_a_method applicability checkpoints divergences diversity estimators evaluate evaluation evaluator exact"
         " exact_gradient head ideal_samples methods models moments optimization outcome outcome_figures"
-        " policy_evaluations pooled precision preflight progress records replay rivals rollout sampling scoring target"
-        " tilted tuned_on validation values ziegler"
+        " policy_evaluations pooled precision preflight progress pruning records replay rivals rollout sampling scoring"
+        " target tilted tuned_on validation values ziegler"
     ).split()
 )
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""
@@ -91,7 +92,7 @@ def try_mutants(
             score.killed, score.rejected = score.killed + 1, score.rejected + 1
             continue
         tests = tests_for(lines, mutant.file, mutant.lines, given.seconds)
-        known = survivors.key(mutant) in reasons and not (given.again or mutant.name in given.name)
+        known = reasons.reason(mutant) and not (given.again or mutant.name in given.name)
         if tests and not known:
             edit = Edit(mutant.file, mutant.function, mutant.text, mutant.place[0])
             trials.append(Trial(mutant.name, (edit,), tests))
@@ -101,6 +102,8 @@ def try_mutants(
                 say(f"no test runs it   {mutant.name}: {mutant.function}\n{mutant.change}")
     for result, failed in run_trials(collected, trials, given.workers):
         mutant = mutants[result.name]
+        if result.status == BROKEN:
+            raise RuntimeError(f"{mutant.name} could not be tried:\n{result.output}")
         scores[mutant.file].count(result)
         end = f"\n{mutant.change}" if result.passed else f" ({failed})"
         say(f"{describe(result)}  {mutant.name}: {mutant.function}{end}")
@@ -109,12 +112,12 @@ def try_mutants(
     return judge(report(scores, "file"), mutants, reasons)
 
 
-def judge(whole: Score, mutants: Mapping[str, Mutant], reasons: Collection[survivors.Key]) -> int:
+def judge(whole: Score, mutants: Mapping[str, Mutant], reasons: survivors.Survivors) -> int:
     """Say which mutants live without a reason, and which reasons are out of date; the exit status."""
-    killed = sorted(name for name in set(mutants) - set(whole.living) if survivors.key(mutants[name]) in reasons)
+    killed = sorted(name for name in set(mutants) - set(whole.living) if reasons.reason(mutants[name]))
     for name in killed:
         say(f"{survivors.LIST.name} says that {name} lives, and it was noticed: take it out")
-    unexplained = [name for name in whole.living if survivors.key(mutants[name]) not in reasons]
+    unexplained = [name for name in whole.living if not reasons.reason(mutants[name])]
     if unexplained:
         say(f"\n{len(unexplained)} live without a reason in {survivors.LIST.name}: {', '.join(unexplained)}")
     return int(bool(unexplained) or whole.killed < REQUIRED * whole.total)

@@ -6,10 +6,14 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+BROKEN = 70
+"""The status of a call that raised an exception."""
 
 
 def nothing(folder: Path) -> None:
@@ -97,13 +101,15 @@ def _start(entry: _Running) -> int:
     process = os.fork()
     if process:
         return process
-    status = 70
+    status = BROKEN
     try:
         os.setsid()  # so that what the call starts can be ended along with it
         output = os.open(entry.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number in (1, 2):
             os.dup2(output, number)
         status = entry.call.run(entry.folder)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)  # this process's end is not its parent's
 

@@ -72,37 +72,41 @@ def _value(default: ast.expr, now: object) -> object:
 
 def edits_between(file: str, before: str, after: str) -> list[Edit] | None:
     """The functions in which two versions of a file differ; None if they differ elsewhere, too."""
-    lines = after.splitlines(keepends=True)
-    found = _changed(ast.parse(before).body, ast.parse(after).body, "")
-    if found is None:
-        return None
-    edits = []
-    for name, node in found:
-        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-        edits.append(Edit(file, name, "".join(lines[first - 1 : node.end_lineno]), first))
-    return edits
+    old, new = _Version(before), _Version(after)
+    found = _changed(old, ast.parse(before).body, new, ast.parse(after).body, "")
+    return None if found is None else [Edit(file, name, new.text(node), _first_line(node)) for name, node in found]
+
+
+class _Version:
+    def __init__(self, source: str) -> None:
+        self._lines = source.splitlines(keepends=True)
+
+    def text(self, node: ast.stmt) -> str:
+        return "".join(self._lines[_first_line(node) - 1 : node.end_lineno])
+
+
+def _first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
 
 def _changed(
-    before: Sequence[ast.stmt], after: Sequence[ast.stmt], prefix: str
+    old: _Version, before: Sequence[ast.stmt], new: _Version, after: Sequence[ast.stmt], prefix: str
 ) -> list[tuple[str, ast.FunctionDef]] | None:
     if len(before) != len(after):
         return None
     found: list[tuple[str, ast.FunctionDef]] = []
-    for old, new in zip(before, after, strict=True):
-        if ast.dump(old) == ast.dump(new):
+    for one, other in zip(before, after, strict=True):
+        if old.text(one) == new.text(other) or ast.dump(one) == ast.dump(other):
             continue
-        if isinstance(old, ast.FunctionDef) and isinstance(new, ast.FunctionDef) and _head(old) == _head(new):
-            found.append((prefix + new.name, new))
-        elif (
-            isinstance(old, ast.ClassDef) and isinstance(new, ast.ClassDef) and not prefix and _head(old) == _head(new)
-        ):
-            inner = _changed(old.body, new.body, f"{new.name}.")
-            if inner is None:
-                return None
-            found += inner
-        else:
+        if isinstance(one, ast.FunctionDef) and isinstance(other, ast.FunctionDef) and _head(one) == _head(other):
+            found.append((prefix + other.name, other))
+            continue
+        inner = None
+        if isinstance(one, ast.ClassDef) and isinstance(other, ast.ClassDef) and _head(one) == _head(other):
+            inner = _changed(old, one.body, new, other.body, f"{prefix}{other.name}.")
+        if inner is None:
             return None
+        found += inner
     return found
 
 

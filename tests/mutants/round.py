@@ -31,7 +31,7 @@ OTHERS = tuple(
     f"tests/test_{name}.py"
     for name in (
         "adapters chats comparison config contexts diagnosis entities factors fast judge narrow numerals prefixes"
-        " pruning python_code python_prefixes recomputing report report_values run_files steps tasks"
+        " python_code python_prefixes recomputing report report_values run_files steps tasks"
     ).split()
 )
 """Test files for faults alone, beside those of the core: it is not known which lines their tests run."""
