@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cdpg.evaluation.outcome import partition_statistics
+from cdpg.target.baseline import leave_one_out
 from cdpg.target.divergence import kl_policy_base, kl_target_policy, mean_over_covered
 from cdpg.target.partition import effective_numbers, log_partition, summarize_partition, weights
 from cdpg.target.target import log_target
@@ -258,3 +259,9 @@ def test_a_context_without_a_verdict_leaves_the_summary() -> None:
         0,
         None,
     )
+
+
+def test_the_baseline_of_a_sample_is_the_mean_of_the_other_valid_ones() -> None:
+    rewards = torch.tensor([[1.0, 3.0, math.nan], [5.0, 7.0, math.inf], [1.0, 2.0, 6.0]], dtype=torch.float64)
+    valid = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
+    assert leave_one_out(rewards, valid).tolist() == [[3.0, 1.0, 2.0], [0.0, 5.0, 5.0], [4.0, 3.5, 1.5]]

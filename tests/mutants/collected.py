@@ -6,6 +6,7 @@ Setting up pytest and collecting takes longer than most of the tests that a muta
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from _pytest import main as loop
+from fault_list import ROOT
 
 OPTIONS = "-x", "-qq", "-s", "-p", "no:cacheprovider", "--tb=short", "--disable-warnings", "--timeout=0"
 """``-s``: a fork has its output in a file of its own. Limits are set for each fork: a machine may be busy."""
@@ -61,6 +63,8 @@ class Collected:
 def collect(files: Sequence[str], use: Callable[[Collected], int]) -> int:
     """What ``use`` returns for the tests of some files; it is called in this process."""
     plugin = Collected(use)
+    package = importlib.util.find_spec("cdpg")
+    assert package is not None and package.origin == str(ROOT / "src/cdpg/__init__.py"), "another cdpg would be tested"
     status = pytest.main([*OPTIONS, *files], plugins=[plugin])
     assert status == 0, "the tests cannot be collected"
     return plugin.status
