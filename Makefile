@@ -36,7 +36,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 # Bytecode is kept, also where the environment says otherwise: the tests start hundreds of processes.
-unit test-faults: export PYTHONDONTWRITEBYTECODE =
+unit test-faults test-mutants: export PYTHONDONTWRITEBYTECODE =
 
 unit: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
@@ -45,10 +45,9 @@ unit: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive -m "faults or exhaustive"
 
-# Faults put into the source one by one, made by hand and by mutmut: shows those that no test notices.
+# Faults put into the source one by one, made by hand and by mutmut: shows those that no test notices. Half an hour.
 test-mutants: $(READY)
-	$(BIN)/python tests/mutants/run.py --workers $(WORKERS)
-	$(BIN)/python tests/mutants/core.py --workers $(WORKERS)
+	$(BIN)/python tests/mutants/round.py --workers $(WORKERS)
 
 # A vLLM server with SmolLM2-135M in float32, beside our own sampler.
 test-engine: $(ENGINE_READY)

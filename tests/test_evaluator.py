@@ -17,6 +17,8 @@ from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
+from cdpg.errors import UserError
+from cdpg.evaluation.evaluator import refuse_stopped_beams
 from cdpg.evaluation.measures import Measured, TextMeasure
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.models.beams import beam_search
@@ -294,3 +296,10 @@ def test_an_ending_that_is_not_among_the_best_candidates_does_not_finish() -> No
     (found,) = beam_search(model, [(0,)], 3, beams=1, rows_per_pass=4)
     assert found == reference_beams(model, 0, 1)
     assert found[0] == 1
+
+
+def test_a_stop_rule_and_beam_search_exclude_each_other() -> None:
+    for measure, stop in ((TextMeasure(), lambda text: True), (TextMeasure(beams=3), None)):
+        refuse_stopped_beams(measure, stop)
+    with pytest.raises(UserError, match=r"^a stop rule ends .* TextMeasure measures those of 3 beams: give a measure"):
+        refuse_stopped_beams(TextMeasure(beams=3), lambda text: True)

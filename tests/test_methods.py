@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from cdpg import CDPGConfig
-from cdpg.methods import METHODS, State, WeightedMethod, make_method
-from cdpg.methods.cdpg import CDPG
-from cdpg.methods.dpg import DPG
+from cdpg.methods import METHODS, State, WeightedMethod, label_of, make_method, targets_p
+from cdpg.methods.cdpg import CDPG, OFTEN, CDPGSettings
+from cdpg.methods.dpg import DPG, running_mean
 from cdpg.methods.reinforce import Reinforce
-from cdpg.methods.ziegler import Ziegler
+from cdpg.methods.ziegler import Ziegler, ZieglerSettings
 from cdpg.rollout.rollout import Rollout
+from cdpg.target.pooled import PooledPartition
 from cdpg.training.optimization import accumulate
 from uneven import VALID, Array, B, M, N, completions, log_prob_gradient, scored, table, uneven_epoch
 
@@ -140,3 +141,62 @@ def test_a_method_is_made_by_its_name() -> None:
         assert method.passes == (3 if name == "ziegler" else 1)
         assert method.scores_every_sample == (name == "ziegler")
         assert (method.make_module(table(0)) is not None) == (name == "ziegler")
+
+
+def test_labels_and_optima_are_those_of_known_methods() -> None:
+    assert [label_of(name) for name in ("cdpg", "cdpg-paper", "no-such")] == ["cdpg", "cdpg (paper)", "no-such"]
+    assert [targets_p(name) for name in ("cdpg", "reinforce", "no-such")] == [True, False, False]
+
+
+def test_a_method_that_does_not_replay_says_so() -> None:
+    with pytest.raises(TypeError, match=r"^ziegler does not replay$"):
+        make_method(CDPGConfig(method="ziegler")).replay_loss(epoch(), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "accepted", "refused"),
+    [
+        (CDPGSettings, "replay", 0, -1),
+        (CDPGSettings, "replay_samples", 1, 0),
+        (CDPGSettings, "alpha", 0.001, 0.0),
+        (CDPGSettings, "alpha", 0.999, 1.0),
+        (ZieglerSettings, "ziegler_horizon", 1, 0),
+        (ZieglerSettings, "ziegler_epochs", 1, 0),
+        (ZieglerSettings, "ziegler_beta", 0.0, -0.1),
+        (ZieglerSettings, "ziegler_value_weight", 0.0, math.inf),
+        (ZieglerSettings, "ziegler_target_kl", 0.001, 0.0),
+        (ZieglerSettings, "ziegler_clip", 0.001, 0.0),
+        (ZieglerSettings, "ziegler_gae_lambda", 1.0, 1.1),
+    ],
+)
+def test_settings_are_refused_from_their_bound_on(
+    kind: type[CDPGSettings] | type[ZieglerSettings], name: str, accepted: float, refused: float
+) -> None:
+    assert list(kind(**{name: accepted}).problems()) == []
+    (problem,) = kind(**{name: refused}).problems()
+    assert problem.startswith(f"{name} must ")
+
+
+def test_what_cdpg_keeps_from_epoch_to_epoch() -> None:
+    batch, pooled = (make_method(CDPGConfig(partition=kind)) for kind in ("batch", "pooled"))
+    assert isinstance(batch, CDPG) and isinstance(pooled, CDPG)
+    assert batch.begin() == {"satisfying": 0.0}
+    assert pooled.begin() == {"satisfying": 0.0, "pool": PooledPartition().to_mapping(), "prior": None}
+    assert batch.advance(batch.begin(), epoch())["satisfying"] == (B[VALID] > 0).mean()
+    one = np.zeros_like(VALID)
+    one[0, 0] = True
+    assert batch.advance(batch.begin(), uneven_epoch(table(1), table(2), valid=one))["satisfying"] == 1
+    assert [batch.subtracts_control_variate({"satisfying": share}) for share in (OFTEN, 0.99 * OFTEN)] == [True, False]
+    assert not batch.subtracts_control_variate({}), "the state of a run before the share was kept"
+
+
+def test_the_strength_of_the_prior_is_logged() -> None:
+    method = make_method(CDPGConfig(partition="pooled"))
+    assert isinstance(method, CDPG)
+    assert method.metrics({"prior": {"mean": 0.5, "strength": 2.5}}) == {"prior_strength": 2.5}
+    for unknown in ({}, {"prior": None}, {"prior": {"mean": 0.5, "strength": None}}):
+        assert method.metrics(unknown) == {}
+
+
+def test_the_running_mean_of_no_samples() -> None:
+    assert [running_mean({"ratio_sum": total, "count": count}) for total, count in ((0.0, 0), (3.0, 2))] == [0.0, 1.5]

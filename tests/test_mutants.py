@@ -103,8 +103,29 @@ def test_mutants_of_a_file(tmp_path: Path) -> None:
         ("double", (2,), "- return x * by\n+ return x / by"),
         ("Thing.f", (7,), "- return not self.x\n+ return self.x"),
     }
-    assert all(compile(mutant.source, mutant.file, "exec") for mutant in mutants)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for mutant in mutants:
+        first, end = mutant.place
+        before, after = "".join(lines[first - 1 : end - 1]), mutant.text
+        removed, added = mutant.change.removeprefix("- ").split("\n+ ")
+        assert after == before.replace(removed, added) != before
     assert len({mutant.name for mutant in mutants}) == len(mutants)
+
+
+def test_a_mutant_of_several_lines_keeps_their_indentation(tmp_path: Path) -> None:
+    from operators import mutants_of
+
+    path = tmp_path / "example.py"
+    text = "class Thing:\n    def f(self):\n        return g(\n            1,\n            self,\n        )\n"
+    path.write_text(text, encoding="utf-8")
+    texts = {mutant.change: mutant.text for mutant in mutants_of(str(path))}
+    assert texts == {
+        "- 1,\n+ None,": "    def f(self):\n        return g(\n            None,\n            self,\n        )\n",
+        "- 1,\n+ 2,": "    def f(self):\n        return g(\n            2,\n            self,\n        )\n",
+        "- self,\n+ None,": "    def f(self):\n        return g(\n            1,\n            None,\n        )\n",
+        "- 1,": "    def f(self):\n        return g(\n            self,\n        )\n",
+        "- self,\n- )\n+ )": "    def f(self):\n        return g(\n            1,\n            )\n",
+    }
 
 
 def test_mutants_of_equal_lines_have_names_of_their_own(tmp_path: Path) -> None:
@@ -121,8 +142,8 @@ def test_mutants_of_equal_lines_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_patched_function_runs_the_mutant() -> None:
-    import patching
     from operators import mutants_of
+    from patching import Edit, patch
 
     from cdpg.target.target import log_target
 
@@ -131,36 +152,131 @@ def test_a_patched_function_runs_the_mutant() -> None:
     code = log_target.__code__
     try:
         before = log_target(*arguments)
-        patching.patch(mutant)
+        patch(Edit(mutant.file, mutant.function, mutant.text, mutant.place[0]))
         after = log_target(*arguments)
+        line = log_target.__code__.co_firstlineno
     finally:
         log_target.__code__ = code
     assert torch.equal(after - before, -2 * arguments[1].log())
+    assert line == code.co_firstlineno
 
 
-def test_a_patch_reaches_methods_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+EXAMPLE = """
+from functools import cached_property
+
+LIMIT = 3
+
+
+class Base:
+    def f(self, x, by=2, *, more=10):
+        return x * by + more
+
+
+class Thing(Base):
+    def f(self, x, by=2, *, more=10):
+        return super().f(x, by, more=more)
+
+    @staticmethod
+    def g(x):
+        return x + 1
+
+    @property
+    def h(self):
+        return 1
+
+    @cached_property
+    def i(self):
+        return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("find", "replace", "call", "value"),
+    [
+        ("x * by + more", "x / by + more", "Thing().f(4)", 12),
+        ("return super().f(x, by, more=more)", "return super().f(x, by, more=1)", "Thing().f(4)", 9),
+        ("by=2, *, more=10):\n        return super", "by=3, *, more=0):\n        return super", "Thing().f(4)", 12),
+        ("x + 1", "x + 2", "Thing.g(1)", 3),
+        ("def h(self):\n        return 1", "def h(self):\n        return 2", "Thing().h", 2),
+        ("def i(self):\n        return 1", "def i(self):\n        return 2", "Thing().i", 2),
+    ],
+)  # fmt: skip
+def test_a_patch_reaches_methods_and_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: str, replace: str, call: str, value: int
+) -> None:
     import patching
-    from operators import mutants_of
 
-    path = tmp_path / "patched_example.py"
+    (tmp_path / "patched_example.py").write_text(EXAMPLE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "patched_example", raising=False)
+    assert EXAMPLE.count(find) == 1
+    edits = patching.edits_between("src/patched_example.py", EXAMPLE, EXAMPLE.replace(find, replace))
+    assert edits is not None
+    module = importlib.import_module("patched_example")
+    for edit in edits:
+        patching.patch(edit)
+    assert eval(call, vars(module)) == value  # noqa: S307
+
+
+@pytest.mark.parametrize(
+    ("find", "replace"),
+    [
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("@staticmethod", "@classmethod"),
+        ("class Thing(Base):", "class Thing:"),
+        (
+            "f(self, x, by=2, *, more=10):\n        return super",
+            "f(self, x, by=LIMIT, *, more=0):\n        return super",
+        ),
+        ("def g(x):", "def g(y):"),
+        ("LIMIT = 3", "LIMIT = 3\nOTHER = 3"),
+    ],
+)
+def test_a_change_outside_functions_is_not_patched(find: str, replace: str) -> None:
+    import patching
+
+    assert EXAMPLE.count(find) == 1
+    assert patching.edits_between("src/patched_example.py", EXAMPLE, EXAMPLE.replace(find, replace)) is None
+
+
+def test_mypy_rejects_mutants(tmp_path: Path) -> None:
+    from operators import mutants_of
+    from type_checks import TypeCheck
+
+    path = tmp_path / "example.py"
     path.write_text(
-        "class Thing:\n    @staticmethod\n    def f(x, by=2, *, more=10):\n        return x * by + more\n",
+        "def double(x: int) -> int:\n    return abs(x) * 2\n\n\n"
+        "class Thing:\n"
+        "    def __init__(self, x: int) -> None:\n        self.x = x\n        self.y: int = x\n\n"
+        "    def more(self) -> int:\n        y = abs(self.x)\n        return y + 1\n\n"
+        "    def wrong(self) -> int:\n        return 'a' * 2\n",
         encoding="utf-8",
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(patching, "_module", lambda file: "patched_example")
-    found = {}
-    for mutant in mutants_of(str(path)):
-        module = importlib.import_module("patched_example")
-        patching.patch(mutant)
-        found[mutant.change.partition("\n+ ")[2]] = module.Thing.f(4)
-        del sys.modules["patched_example"]
-    assert found == {
-        "def f(x, by=3, *, more=10):": 22,
-        "def f(x, by=2, *, more=11):": 19,
-        "return x / by + more": 12,
-        "return x * by - more": -2,
+    mutants = {mutant.name: mutant for mutant in mutants_of(str(path))}
+    rejected = TypeCheck(mutants.values(), tmp_path).rejected()
+    assert {mutants[name].change for name in rejected} == {
+        "- return abs(x) * 2\n+ return abs(x) / 2",
+        "- return abs(x) * 2\n+ return abs(None) * 2",
+        "- self.y: int = x\n+ self.y: int = None",
+        "- y = abs(self.x)\n+ y = None",
+        "- y = abs(self.x)\n+ y = abs(None)",
+        "- return 'a' * 2\n+ return 'a' / 2",  # has an error that the function as it is has not
     }
+
+
+def test_tests_that_noticed_an_edit_of_the_function_go_first() -> None:
+    from patching import Edit
+    from trials import Noticing, Trial
+
+    def trial(function: str) -> Trial:
+        return Trial("name", (Edit("f", function, "", 1),), {"quick": 0.1, "slow": 1.0, "slower": 1.1})
+
+    noticing = Noticing()
+    assert noticing.order(trial("f")) == ["quick", "slow", "slower"]
+    for _ in range(9):
+        noticing.count(trial("f"), ["quick", "slow", "slower"], "slower")
+    assert noticing.order(trial("f")) == ["slower", "quick", "slow"]
+    assert noticing.order(trial("g")) == ["quick", "slow", "slower"]
 
 
 def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
@@ -171,9 +287,17 @@ def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
     )
     assert lines.tests_of("f", [1, 2], limit=100) == ["b", "a", "c"]
     assert lines.tests_of("f", [1, 2], limit=8) == ["b", "a"]
+    assert lines.tests_of("f", [1, 2], limit=3) == ["b"]
     assert lines.tests_of("f", [1], limit=1) == ["a"], "one test at least"
     assert lines.tests_of("f", [4], limit=100) == []
     assert lines.tests_of("g", [1], limit=100) == []
+
+
+def test_a_mutant_meets_tests_of_all_files() -> None:
+    seconds = {"x::1": 1.0, "x::2": 1.0, "x::3": 1.0, "y::1": 4.0, "z::1": 9.0}
+    lines = CoverageMap(seconds, {test: {test} for test in seconds}, {("f", 1): set(seconds)})
+    assert lines.tests_of("f", [1], limit=100) == ["x::1", "y::1", "z::1", "x::2", "x::3"]
+    assert lines.tests_of("f", [1], limit=6) == ["x::1", "y::1", "x::2"]
 
 
 def test_forks_report_how_they_ended() -> None:
@@ -200,16 +324,51 @@ def test_forks_report_how_they_ended() -> None:
     assert {name: result.status for name, result in results.items()} == {
         "passes": 0, "status": 3, "fails": 70, "waits": None, "computes": None,
     }  # fmt: skip
+    assert results["fails"].status == forks.BROKEN
+    assert "ValueError: in worker" in results["fails"].output
     assert results["computes"].computing > 0.15
     assert [name for name, result in results.items() if result.passed] == ["passes"]
+
+
+def test_a_call_may_depend_on_the_results_before_it() -> None:
+    status = 0
+
+    def calls() -> Iterator[forks.Call]:
+        for number in range(3):
+            yield forks.Call(str(number), lambda folder: status, 60)
+
+    found = []
+    for result in forks.run(calls(), workers=1):
+        found.append(result.status)
+        status += 1
+    assert found == [0, 1, 2]
 
 
 def test_every_mutant_that_may_live_still_exists() -> None:
     import survivors
 
-    for (file, function, change), reason in survivors.load().items():
+    reasons = survivors.load()
+    for (file, function, change), reason in reasons.by_key.items():
         source = (ROOT / file).read_text(encoding="utf-8")
         assert len(reason) > 20
         assert f"def {function.rpartition('.')[2]}(" in source, (file, function)
         removed = [line.removeprefix("- ") for line in change.splitlines() if line.startswith("- ")]
         assert all(line in source for line in removed), (file, change)
+
+
+def test_edits_that_mutants_may_have_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import survivors
+    from operators import Mutant
+
+    monkeypatch.setattr(survivors, "LIST", tmp_path / "list.yaml")
+    text = "- reason: one\n  edits: [['b=1', 'b=2']]\n"
+    text += "- {reason: two, mutants: [{file: f, function: g, change: '- x'}]}\n"
+    survivors.LIST.write_text(text, encoding="utf-8")
+
+    def reason(file: str, change: str) -> str | None:
+        return survivors.load().reason(Mutant(file, "g", (), change, "", (1, 2)))
+
+    assert reason("any", "- h(a, b=1)\n+ h(a, b=2)") == "one"
+    assert reason("any", "- h(a, b=1)\n+ h(b=2)") is None
+    assert reason("any", "- h(a, b=1)\n+ h(a, b=2) ") is None
+    assert (reason("f", "- x"), reason("e", "- x")) == ("two", None)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from cdpg.evaluation.outcome import partition_statistics
+from cdpg.target.baseline import leave_one_out
 from cdpg.target.divergence import kl_policy_base, kl_target_policy, mean_over_covered
-from cdpg.target.partition import log_partition, summarize_partition, weights
+from cdpg.target.partition import effective_numbers, log_partition, summarize_partition, weights
 from cdpg.target.target import log_target
 from enumeration import Universe, contexts_of, tabular
 from uneven import VALID, Array, B, completions, scored, table
@@ -239,6 +240,15 @@ def test_the_log_partition_and_the_weights_by_value() -> None:
     assert weights(nothing, torch.tensor([-math.inf]).double(), 0.0).tolist() == [[0.0, 0.0]], "not 0/0"
 
 
+def test_ratios_of_any_scale_have_weights_and_effective_numbers() -> None:
+    log_ratio = torch.tensor([[1000.0, 1000.0 + math.log(3)], [-2000.0, -math.inf]], dtype=torch.float64)
+    log_z = torch.tensor([1000.0, -2000.0], dtype=torch.float64)
+    np.testing.assert_allclose(weights(log_ratio, log_z, 0.0).numpy(), [[1, 3], [1, 0]], rtol=1e-12)
+    np.testing.assert_allclose(effective_numbers(log_ratio, all_valid(log_ratio)).numpy(), [16 / 10, 1], rtol=1e-12)
+    ordinary = torch.tensor([[2.0]], dtype=torch.float64).log()
+    assert float(weights(ordinary, ordinary[0], 1.0)) == pytest.approx(2 / 3), "any ε but 0 is added"
+
+
 def test_a_context_without_a_verdict_leaves_the_summary() -> None:
     log_ratio = torch.zeros(2, 3, dtype=torch.float64)
     summary = summarize_partition(log_ratio, torch.zeros(2, 3, dtype=torch.bool))
@@ -249,3 +259,9 @@ def test_a_context_without_a_verdict_leaves_the_summary() -> None:
         0,
         None,
     )
+
+
+def test_the_baseline_of_a_sample_is_the_mean_of_the_other_valid_ones() -> None:
+    rewards = torch.tensor([[1.0, 3.0, math.nan], [5.0, 7.0, math.inf], [1.0, 2.0, 6.0]], dtype=torch.float64)
+    valid = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
+    assert leave_one_out(rewards, valid).tolist() == [[3.0, 1.0, 2.0], [0.0, 5.0, 5.0], [4.0, 3.5, 1.5]]

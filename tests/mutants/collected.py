@@ -6,6 +6,7 @@ Setting up pytest and collecting takes longer than most of the tests that a muta
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from _pytest import main as loop
+from fault_list import ROOT
 
 OPTIONS = "-x", "-qq", "-s", "-p", "no:cacheprovider", "--tb=short", "--disable-warnings", "--timeout=0"
 """``-s``: a fork has its output in a file of its own. Limits are set for each fork: a machine may be busy."""
@@ -37,6 +39,7 @@ class Collected:
     def run(self, names: Sequence[str], folder: Path, plugins: Sequence[object] = ()) -> int:
         """Run some tests in this process, a fork, with ``folder`` for temporary files; 1 if one fails."""
         temporary = folder / "temporary"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a fork that was ended
         temporary.mkdir()
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(temporary)
         session, config = self._session, self._session.config
@@ -52,14 +55,16 @@ class Collected:
             shutil.rmtree(temporary, ignore_errors=True)
         return 0
 
-    def names(self, file: str) -> list[str]:
-        """The tests of a file."""
-        return [name for name in self._items if name.startswith(f"{file}::")]
+    def names(self, given: str) -> list[str]:
+        """The tests of a file, or those that a node id names."""
+        return [name for name in self._items if name == given or name.startswith((f"{given}::", f"{given}["))]
 
 
 def collect(files: Sequence[str], use: Callable[[Collected], int]) -> int:
     """What ``use`` returns for the tests of some files; it is called in this process."""
     plugin = Collected(use)
+    package = importlib.util.find_spec("cdpg")
+    assert package is not None and package.origin == str(ROOT / "src/cdpg/__init__.py"), "another cdpg would be tested"
     status = pytest.main([*OPTIONS, *files], plugins=[plugin])
     assert status == 0, "the tests cannot be collected"
     return plugin.status

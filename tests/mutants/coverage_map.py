@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,16 +30,25 @@ class CoverageMap:
         return sum(self.seconds.get(context, 0.0) for context in contexts)
 
     def tests_of(self, file: str, lines: Sequence[int], limit: float) -> list[str]:
-        """The tests that run one of the lines, quick ones first, as many as take ``limit`` seconds in all."""
+        """The tests that run one of the lines, as many as take ``limit`` seconds in all, quick ones first.
+
+        They come from all files of tests in turn: what many tests run, few notice, and those stand together.
+        """
         reached = set().union(*(self.lines.get((file, line), set()) for line in lines))
+        running = [test for test, contexts in self.contexts.items() if not reached.isdisjoint(contexts)]
+        places: dict[str, tuple[int, float, str]] = {}
+        before: Counter[str] = Counter()
+        for cost, test in sorted((self.cost(self.contexts[test]), test) for test in running):
+            group = test.partition("::")[0]
+            places[test] = before[group], cost, test
+            before[group] += 1
         chosen: list[str] = []
         paid: set[str] = set()
-        for test in sorted(self.contexts, key=lambda test: (self.cost(self.contexts[test]), test)):
-            if self.contexts[test] & reached:
-                paid |= self.contexts[test]
-                if chosen and self.cost(paid) > limit:
-                    break
+        for test in sorted(places, key=places.__getitem__):
+            wanted = paid | self.contexts[test]
+            if not chosen or self.cost(wanted) <= limit:
                 chosen.append(test)
+                paid = wanted
         return chosen
 
     def merge(self, other: CoverageMap) -> None:

@@ -83,8 +83,7 @@ def run_pytest(tests: Iterable[str], folder: Path) -> int:
         return int(pytest.main([*PYTEST_OPTIONS, f"--basetemp={temporary}", *tests], plugins=[failed]))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        sys.stdout.write("".join(f"\n{_MARK}{name}" for name in failed.names))
-        sys.stdout.flush()
+        failed.tell()
 
 
 class Failed:
@@ -98,6 +97,11 @@ class Failed:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._note(report)
+
+    def tell(self) -> None:
+        """For :func:`failed_in`, at the end of the output."""
+        sys.stdout.write("".join(f"\n{_MARK}{name}" for name in self.names))
+        sys.stdout.flush()
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:

@@ -6,10 +6,14 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+BROKEN = 70
+"""The status of a call that raised an exception."""
 
 
 def nothing(folder: Path) -> None:
@@ -60,8 +64,12 @@ class _Running:
 
 
 def run(calls: Iterable[Call], workers: int, prepare: Callable[[Path], None] = nothing) -> Iterator[Result]:
-    """Run the calls and give each result as it comes; ``prepare`` is given the folder of each worker."""
-    waiting = list(calls)[::-1]
+    """Run the calls and give each result as it comes; ``prepare`` is given the folder of each worker.
+
+    A call is asked for when there is a worker for it, and so may depend on the results before it.
+    """
+    waiting = iter(calls)
+    more = True
     running: dict[int, _Running] = {}
     with TemporaryDirectory(prefix="cdpg-mutants-") as temporary:
         folders = [Path(temporary) / f"worker{number}" for number in range(workers)]
@@ -69,10 +77,11 @@ def run(calls: Iterable[Call], workers: int, prepare: Callable[[Path], None] = n
             folder.mkdir()
             prepare(folder)
         try:
-            while waiting or running:
-                while waiting and folders:
-                    entry = _Running(waiting.pop(), folders.pop(), time.monotonic())
+            while more or running:
+                while folders and (call := next(waiting, None)):
+                    entry = _Running(call, folders.pop(), time.monotonic())
                     running[_start(entry)] = entry
+                more = not folders
                 for process, status, computing in _ended(running):
                     entry = running.pop(process)
                     entry.call.after(entry.folder)
@@ -92,13 +101,15 @@ def _start(entry: _Running) -> int:
     process = os.fork()
     if process:
         return process
-    status = 70
+    status = BROKEN
     try:
         os.setsid()  # so that what the call starts can be ended along with it
         output = os.open(entry.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number in (1, 2):
             os.dup2(output, number)
         status = entry.call.run(entry.folder)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)  # this process's end is not its parent's
 

@@ -8,16 +8,18 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import libcst
 from fault_list import ROOT
+from libcst.metadata import MetadataWrapper, WhitespaceInclusivePositionProvider
 from mutmut.mutation.file_mutation import Mutation, create_mutations
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A file with one change, inside one function."""
+    """One change, inside one function of a file."""
 
     file: str
     """The path from the root of the project."""
@@ -27,12 +29,14 @@ class Mutant:
     """The lines of the changed statement in the original, from 1."""
     change: str
     """What changed: the lines of a diff that start with - and +, without their indentation."""
-    source: str
-    """The whole text of the file."""
+    text: str
+    """The whole lines of the function, with the change."""
+    place: tuple[int, int]
+    """The first line of the function in the original, from 1, and the one after its last."""
     earlier: int = 0
     """Mutants of the function before this one with the same change, at another of several equal lines."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The same as long as the function's name and the changed lines are the same."""
         digest = hashlib.sha256(f"{self.file} {self.function} {self.change}".encode()).hexdigest()
@@ -41,59 +45,85 @@ class Mutant:
 
 def mutants_of(file: str) -> Iterator[Mutant]:
     """All mutants of a file; two edits that mean the same are one."""
-    original = (ROOT / file).read_text(encoding="utf-8")
-    module, mutations, _, _ = create_mutations(file, original)
-    tree = ast.parse(original)
-    statements = dict(_top_level(module))
-    texts = {id(statement): module.code_for_node(statement) for statement in module.body}
-    seen: set[tuple[int, str]] = set()
+    source = _Source((ROOT / file).read_text(encoding="utf-8"), file)
+    seen: set[tuple[tuple[int, int], str]] = set()
     alike: Counter[tuple[str, str]] = Counter()
-    for mutation in mutations:
-        statement = statements.get(id(mutation.contained_by_top_level_function))
-        if statement is None:
+    for mutation in source.mutations:
+        place = source.place(mutation)
+        if place is None:
             continue
-        before = texts[id(statement)]
-        start = original.index(before)
-        if (start, before) not in seen:
-            seen |= {(start, before), (start, _syntax(before)), (start, "")}
-        after = module.code_for_node(_mutated(statement, mutation))
-        if (start, syntax := _syntax(after)) in seen:
+        before = source.text(place)
+        if (place, "") not in seen:
+            seen |= {(place, _syntax(before)), (place, "")}
+        after = source.mutated(mutation)
+        if (place, syntax := _syntax(after)) in seen:
             continue
-        seen.add((start, syntax))
+        seen.add((place, syntax))
         line, change = _difference(before, after)
-        function, lines = _place(tree, original.count("\n", 0, start) + line)
-        source = original[:start] + after + original[start + len(before) :]
-        yield Mutant(file, function, lines, change, source, alike[function, change])
+        function, lines = source.statement(place[0] - 1 + line)
+        yield Mutant(file, function, lines, change, after, place, alike[function, change])
         alike[function, change] += 1
 
 
-def _mutated(statement: libcst.BaseCompoundStatement, mutation: Mutation) -> libcst.CSTNode:
-    """A top-level function or class with the mutation; of a class, the other methods are not gone through."""
-    function = mutation.contained_by_top_level_function
-    assert function is not None
-    mutated = function.deep_replace(mutation.original_node, mutation.mutated_node)
-    assert isinstance(mutated, libcst.CSTNode)
-    if statement is function:
-        return mutated
-    body = statement.body.with_changes(body=[mutated if one is function else one for one in statement.body.body])
-    return statement.with_changes(body=body)
+class _Source:
+    """A file with the edits that mutmut's operators make of it, and where its functions are."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self._lines = text.splitlines(keepends=True)
+        self._tree = ast.parse(text)
+        self._module, self.mutations, _, _ = create_mutations(file, text)
+        wrapper = MetadataWrapper(self._module, unsafe_skip_copy=True)
+        self._places = wrapper.resolve(WhitespaceInclusivePositionProvider)
+        self._functions = {id(function): block for function, block in _functions(self._module)}
+        self._statements: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    def place(self, mutation: Mutation) -> tuple[int, int] | None:
+        """The first line of the function around an edit, and the one after its last; None outside functions."""
+        function = mutation.contained_by_top_level_function
+        if function is None or id(function) not in self._functions:
+            return None
+        span = self._places[function]
+        return span.start.line, span.end.line + bool(span.end.column)
+
+    def text(self, place: tuple[int, int]) -> str:
+        return "".join(self._lines[place[0] - 1 : place[1] - 1])
+
+    def mutated(self, mutation: Mutation) -> str:
+        """The lines of the function with the edit. An edit inside a line is put into that line, which is quick."""
+        span, place = self._places.get(mutation.original_node), self.place(mutation)
+        assert place is not None
+        if span is not None and span.start.line == span.end.line:
+            line = self._lines[span.start.line - 1]
+            edited = self._module.code_for_node(mutation.mutated_node)
+            edited = line[: span.start.column] + edited + line[span.end.column :]
+            return self.text((place[0], span.start.line)) + edited + self.text((span.start.line + 1, place[1]))
+        function = mutation.contained_by_top_level_function
+        assert function is not None
+        changed = function.deep_replace(mutation.original_node, mutation.mutated_node)
+        if self._functions[id(function)]:  # a method, which has an indentation
+            text = self._module.code_for_node(libcst.IndentedBlock(body=[changed]))
+            return text.removeprefix("\n")
+        return self._module.code_for_node(changed)
+
+    def statement(self, line: int) -> tuple[str, tuple[int, ...]]:
+        if line not in self._statements:
+            self._statements[line] = _place(self._tree, line)
+        return self._statements[line]
 
 
-def _top_level(module: libcst.Module) -> Iterator[tuple[int, libcst.BaseCompoundStatement]]:
-    """The top-level statement around each function and method, by the identity of the latter."""
+def _functions(module: libcst.Module) -> Iterator[tuple[libcst.CSTNode, bool]]:
+    """The top-level functions and the methods, and whether it is a method."""
     for statement in module.body:
         if isinstance(statement, libcst.FunctionDef):
-            yield id(statement), statement
+            yield statement, False
         elif isinstance(statement, libcst.ClassDef):
-            yield from (
-                (id(inner), statement) for inner in statement.body.body if isinstance(inner, libcst.FunctionDef)
-            )
+            yield from ((inner, True) for inner in statement.body.body if isinstance(inner, libcst.FunctionDef))
 
 
 def _syntax(function: str) -> str:
     """The syntax tree as text; empty if an operator left none, as with a positional argument after a named one."""
     try:
-        return ast.dump(ast.parse(function))
+        return ast.dump(ast.parse(f"if True:\n{function}" if function.lstrip("\n")[:1] == " " else function))
     except SyntaxError:
         return ""
 
@@ -101,6 +131,10 @@ def _syntax(function: str) -> str:
 def _difference(original: str, source: str) -> tuple[int, str]:
     """The first changed line of the original, from 1, and the change as text."""
     before, after = original.splitlines(), source.splitlines()
+    if len(before) == len(after):
+        changed = [index for index, line in enumerate(before) if line != after[index]]
+        if len(changed) == 1:
+            return changed[0] + 1, f"- {before[changed[0]].strip()}\n+ {after[changed[0]].strip()}"
     lines: list[int] = []
     change: list[str] = []
     matcher = difflib.SequenceMatcher(a=before, b=after, autojunk=False)

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import fault_list
 import fork_server
+from fault_list import Fault
 from fork_server import Job
 from scores import Score, describe, report, say
 
@@ -46,21 +47,18 @@ def fail_without_fault(noticed: Mapping[str, Sequence[str]], workers: int) -> li
     return [name for name, tests in noticed.items() if any(test.partition("::")[0] in failed for test in tests)]
 
 
-def main() -> int:
-    given = options()
-    try:
-        chosen = fault_list.load(given.area, given.name)
-        jobs = [Job(fault.name, fault.tests, fault.file, fault.applied()) for fault in chosen]
-    except ValueError as error:
-        say(str(error))
-        return 2
-    if given.tests:
-        jobs = [replace(job, tests=tuple(given.tests)) for job in jobs]
-    fork_server.load_libraries()
-    by_name = {fault.name: fault for fault in chosen}
-    scores = {area: Score() for area in dict.fromkeys(fault.area for fault in chosen)}
-    noticed: dict[str, Sequence[str]] = {}
+def try_faults(faults: Sequence[Fault], given: argparse.Namespace, found: Mapping[str, Sequence[str]]) -> int:
+    """Show what becomes of some faults; the exit status.
+
+    ``found`` are those that were noticed already, with the tests that must still be seen to pass without them.
+    """
+    scores = {area: Score() for area in dict.fromkeys(fault.area for fault in faults)}
+    by_name = {fault.name: fault for fault in faults}
+    noticed = dict(found)
+    for name in found:
+        scores[by_name[name].area].killed += 1
     doubtful = []
+    jobs = [Job(fault.name, fault.tests, fault.file, fault.applied()) for fault in faults if fault.name not in found]
     for result in fork_server.run(jobs, given.workers):
         fault = by_name[result.name]
         scores[fault.area].count(result)
@@ -77,6 +75,21 @@ def main() -> int:
     for text in doubtful:
         say(text)
     return int(bool(whole.living or doubtful))
+
+
+def main() -> int:
+    given = options()
+    try:
+        chosen = fault_list.load(given.area, given.name)
+        if given.tests:
+            chosen = [replace(fault, tests=tuple(given.tests)) for fault in chosen]
+        for fault in chosen:
+            fault.applied()
+    except ValueError as error:
+        say(str(error))
+        return 2
+    fork_server.load_libraries()
+    return try_faults(chosen, given, {})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ class Score:
     """What became of a group."""
 
     killed: int = 0
+    rejected: int = 0
+    """Those among the killed that have type errors."""
     slow: int = 0
     """Those among the killed whose tests were still running when the time was up."""
     living: list[str] = field(default_factory=list)
@@ -55,6 +57,7 @@ def report(scores: dict[str, Score], title: str) -> Score:
     """Show a line for each group and one for all, which is returned."""
     whole = Score(
         sum(score.killed for score in scores.values()),
+        sum(score.rejected for score in scores.values()),
         sum(score.slow for score in scores.values()),
         [name for score in scores.values() for name in score.living],
     )
@@ -63,6 +66,8 @@ def report(scores: dict[str, Score], title: str) -> Score:
     for group, score in [*scores.items(), ("all", whole)]:
         end = f"   {minutes()}" if score is whole else ""
         say(f"{group:<{width}}  {score.total:6}  {score.killed:6}  {len(score.living):6}{end}")
+    if whole.rejected:
+        say(f"{whole.rejected} of the killed have type errors")
     if whole.slow:
         say(f"{whole.slow} of the killed took many times as long as their tests do, and were ended")
     return whole
