@@ -161,7 +161,7 @@ def set_up(
     failures = FailureLog(folder.failures, config.check_failures, processes)
     from_base = method.source == "base"
     engine = make_engine(config, drawing, all_prompts, processes, folder.engine, from_base and base is policy)
-    sampler = Sampler(drawing, base, judge, config, processes, stop, from_base, engine and engine.engine)
+    sampler = Sampler(drawing, base, judge, config, processes, stop, from_base, engine.engine if engine else None)
     journal = Journal(folder, trainable, origin)
     return Parts(
         judge=judge, contexts=contexts, eval_contexts=eval_contexts, processes=processes, policy=policy, base=base,
