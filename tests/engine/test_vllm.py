@@ -75,6 +75,7 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    settings |= {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600"}  # the first step compiles a kernel
     # Not `vllm serve`, which in the build for CPUs looks for its version under another name and ends.
     program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     program += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "256"]
