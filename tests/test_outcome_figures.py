@@ -407,7 +407,7 @@ def test_which_way_is_better() -> None:
     """
     higher = (
         "satisfaction satisfaction_beam gain recall coverage ess distinct_2 bleu bleu_masked precision_source "
-        "recall_target entities rouge_l compilability"
+        "recall_target entities rouge_l compilability valid_json fields_right fields_right_valid"
     )
     lower = "kl_target_policy kl_target_policy_pooled checks_failed pep8_violations"
     known = known_metrics({})

@@ -366,7 +366,7 @@ def test_a_run_that_goes_on_has_no_results_of_its_earlier_end(tmp_path: Path, mo
     trainer(tmp_path, epochs=1).train()
     assert all(path.exists() for path in results)
 
-    def fails(self: Epoch) -> None:
+    def fails(self: Epoch, *given: Any) -> None:
         raise RunError("in the second epoch")
 
     monkeypatch.setattr(Epoch, "sample", fails)
