@@ -295,10 +295,10 @@ def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
 
 
 def test_a_mutant_meets_tests_of_all_files() -> None:
-    seconds = {"x::1": 1.0, "x::2": 1.0, "x::3": 1.0, "y::1": 4.0, "z::1": 9.0}
+    seconds = {"x::1": 1.0, "x::2": 1.0, "x::3": 1.0, "x::4": 1.0, "y::1": 2.0, "z::1": 9.0}
     lines = CoverageMap(seconds, {test: {test} for test in seconds}, {("f", 1): set(seconds)})
-    assert lines.tests_of("f", [1], limit=100) == ["x::1", "y::1", "z::1", "x::2", "x::3"]
-    assert lines.tests_of("f", [1], limit=6) == ["x::1", "y::1", "x::2"]
+    assert lines.tests_of("f", [1], limit=100) == ["x::1", "x::2", "x::3", "x::4", "y::1", "z::1"]
+    assert lines.tests_of("f", [1], limit=5) == ["x::1", "x::2", "y::1", "x::3"]
 
 
 def test_forks_report_how_they_ended() -> None:

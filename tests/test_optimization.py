@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -431,3 +431,17 @@ def test_memory_that_runs_out_is_reported_with_its_stage(monkeypatch: pytest.Mon
         "out of memory while computing the gradient: lower tokens_per_pass (now 11) or max_completion_length, or "
         f"shorten the longest contexts. {end}"
     )
+
+
+def test_replayed_steps_are_counted_apart() -> None:
+    updater, epoch = make_updater(table(0), method("cdpg")), make_epoch()
+
+    class Twice:
+        def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
+            for _ in range(2):
+                loss = updater.method.replay_loss(rollout, state)
+                yield Batch(loss, rollout, torch.arange(rollout.b.numel()), 1.0, replayed=True)
+
+    summary = updater.update(epoch, updater.method.begin(), replay=Twice())
+    assert (summary.steps, summary.replayed) == (1, 2)
+    assert summary.loss == update(make_updater(table(0), method("cdpg")), epoch).loss, "of the epoch's own step"

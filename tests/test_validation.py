@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.system.stopping import never_stop
 from cdpg.training.epoch import Epoch
 from cdpg.training.state import RunState
-from cdpg.training.validation import Best, keeps_best, set_aside
+from cdpg.training.validation import Best, Validation, keeps_best, set_aside
 from enumeration import LETTERS, MAX_LENGTH, SharedTable
 from noticed import noticed
 
@@ -237,7 +238,7 @@ def test_what_was_drawn_for_the_contexts_set_aside_is_part_of_the_cost(tmp_path:
     trainer(tmp_path, check=always, epochs=2).train()
     first, second = read_jsonl(tmp_path / "metrics.jsonl")
     assert first["samples_aside"] == 5 * 8
-    assert first["seconds_aside"] > 0
+    assert 0 < first["seconds_aside"] < time.perf_counter()
     assert "samples_aside" not in second
     spent = costs(RunFolder(tmp_path))
     assert spent["samples"] == first["samples"] + second["samples"] + 40
@@ -359,6 +360,13 @@ def test_the_gains_of_a_checkpoint_belong_to_their_contexts(tmp_path: Path) -> N
     earlier = [validation.resumed(replace(best, peak=peak)).peak for peak in ((0.5, 1.0, 2.0, 3.0, 4.0), (0.5, 1.0))]
     assert [str(gain) for gain in earlier[0]] == ["0.5", "nan", "1.0", "2.0", "3.0", "4.0"]
     assert [str(gain) for gain in earlier[1]] == ["0.75", "nan", *["0.75"] * 4]
+
+
+def test_gains_are_below_others_by_more_than_a_standard_error() -> None:
+    gains = torch.tensor([0.0, -2.0, math.nan, -1.0])  # a mean of −1, with a standard error of 1/√3
+    assert [Validation.is_below(gains + shift, [0.0] * 4) for shift in (0.3, 0.5)] == [True, False]
+    assert [Validation.is_below(gains - shift, [0.0] * 4, 2.0) for shift in (0.3, 0.1)] == [True, False]
+    assert not Validation.is_below(torch.zeros(4), [0.0] * 4), "equal ones are not"
 
 
 def test_a_run_that_goes_on_has_no_results_of_its_earlier_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
