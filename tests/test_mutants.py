@@ -194,12 +194,15 @@ class Thing(Base):
 @pytest.mark.parametrize(
     ("find", "replace", "call", "value"),
     [
-        ("x * by + more", "x / by + more", lambda thing: thing().f(4), 12),
-        ("return super().f(x, by, more=more)", "return super().f(x, by, more=1)", lambda thing: thing().f(4), 9),
-        ("by=2, *, more=10):\n        return super", "by=3, *, more=0):\n        return super", lambda thing: thing().f(4), 12),
-        ("x + 1", "x + 2", lambda thing: thing.g(1), 3),
-        ("def h(self):\n        return 1", "def h(self):\n        return 2", lambda thing: thing().h, 2),
-        ("def i(self):\n        return 1", "def i(self):\n        return 2", lambda thing: thing().i, 2),
+        ("x * by + more", "x / by + more", lambda kind: kind().f(4), 12),
+        ("return super().f(x, by, more=more)", "return super().f(x, by, more=1)", lambda kind: kind().f(4), 9),
+        (
+            "by=2, *, more=10):\n        return super", "by=3, *, more=0):\n        return super",
+            lambda kind: kind().f(4), 12,
+        ),
+        ("x + 1", "x + 2", lambda kind: kind.g(1), 3),
+        ("def h(self):\n        return 1", "def h(self):\n        return 2", lambda kind: kind().h, 2),
+        ("def i(self):\n        return 1", "def i(self):\n        return 2", lambda kind: kind().i, 2),
     ],
 )  # fmt: skip
 def test_a_patch_reaches_methods_and_defaults(
