@@ -229,7 +229,7 @@ class OneOfTwo:
         return tensor + self.sent
 
 
-@pytest.mark.parametrize("share", [range(2), range(2, N)])
+@pytest.mark.parametrize("share", [range(1), range(1, N), range(2), range(2, N)])
 def test_two_processes_take_the_steps_of_one(share: range) -> None:
     epoch, batches = make_epoch(), shuffled(1, seed=3, passes=1)
     weighted, divisor = weights("cdpg", epoch), VALID.sum() * 6 / 20
@@ -237,7 +237,7 @@ def test_two_processes_take_the_steps_of_one(share: range) -> None:
     steps.take(batches, divisor)
     policy, other = table(0), Steps(weighted)
     other.policy = policy
-    rest = range(2, N) if share.start == 0 else range(2)
+    rest = range(share.stop, N) if share.start == 0 else range(share.start)
     processes = OneOfTwo(other, rest, divisor)
     processes.rows = [[row for row in batch if weighted.ravel()[row] != 0] for batch in batches]
     updater = make_updater(policy, method("cdpg"), processes, batch_size=6, seed=3)

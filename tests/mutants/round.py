@@ -65,11 +65,13 @@ def try_in_place(collected: Collected, given: argparse.Namespace, faults: Sequen
     if known is None:
         return 1
     status = core.try_mutants(collected, given, mutants, *known)
-    found = {}
+    found: dict[str, list[str]] = {}
     for result, failed in run_trials(collected, fault_trials(collected, faults, known[0]), given.workers):
         say(f"{describe(result)}  {result.name} ({failed}), in place")
-        if failed is not None:
-            found[result.name] = [] if failed in known[0].contexts else [failed]  # the former passed without
+        if failed is not None and failed not in known[0].contexts:
+            found[result.name] = [failed]  # to be run without the fault, too
+        elif failed is not None or result.status is None:
+            found[result.name] = []
     noticed.write_text(json.dumps(found), encoding="utf-8")
     say(f"{len(found)} of {len(faults)} faults were noticed in place; {minutes()}")
     return status
