@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -200,3 +201,37 @@ def test_the_strength_of_the_prior_is_logged() -> None:
 
 def test_the_running_mean_of_no_samples() -> None:
     assert [running_mean({"ratio_sum": total, "count": count}) for total, count in ((0.0, 0), (3.0, 2))] == [0.0, 1.5]
+
+
+def test_rft_weighs_rewards_of_any_scale() -> None:
+    noise = np.random.default_rng(0).normal(size=(N, M))
+    reward = torch.from_numpy(noise + np.array([[0.0], [2000.0], [-2000.0], [0.0], [900.0]]))[..., None]
+    found = weights(make("rft"), replace(epoch(), features=reward, coefficients=(1.0,), factor_names=("reward",)))
+    tilted = np.where(VALID, B * np.exp(noise), 0.0)
+    covered = tilted.sum(axis=1) > 0
+    expected = tilted[covered] / tilted[covered].sum(axis=1, keepdims=True) * VALID.sum() / covered.sum()
+    np.testing.assert_allclose(found[covered], expected, rtol=1e-10)
+    assert not found[~covered].any()
+
+
+def test_other_divergences_subtract_a_baseline_where_samples_often_satisfy() -> None:
+    """A baseline gives every valid sample a gradient; without it those with b = 0 have none."""
+    method = make_method(CDPGConfig(divergence="js"))
+    often, rarely = ({**method.begin(), "satisfying": share} for share in (OFTEN, 0.0))
+    satisfying = ((B > 0) & VALID).ravel().tolist()
+
+    def active(state: State) -> list[bool]:
+        found: list[bool] = method.epoch_loss(state, epoch(), table(0)).samples.active.tolist()
+        return found
+
+    assert active(often) == VALID.ravel().tolist()
+    assert active(rarely) == satisfying
+    assert method.replay_loss(epoch(), often).active.tolist() == satisfying, "never where samples are replayed"
+
+
+def test_a_new_target_leaves_the_share_of_satisfying_samples() -> None:
+    for partition in ("batch", "pooled"):
+        method = make_method(CDPGConfig(partition=partition))
+        after = method.epoch_loss(method.begin(), replace(epoch(), indices=tuple(range(N))), table(0)).state
+        assert after["satisfying"] > 0
+        assert method.retargeted(after) == {**method.begin(), "satisfying": after["satisfying"]}
