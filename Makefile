@@ -45,7 +45,7 @@ unit: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive -m "faults or exhaustive"
 
-# Faults put into the source one by one, made by hand and by mutmut: shows those that no test notices. Half an hour.
+# Faults put into the source one by one, made by hand and by mutmut: shows those that no test notices.
 test-mutants: $(READY)
 	$(BIN)/python tests/mutants/round.py --workers $(WORKERS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ from cdpg.models.engines.server import Server
 from cdpg.models.engines.vllm import VLLMEngine
 from cdpg.models.loading import load_model
 from cdpg.models.rng import UniformStream
-from cdpg.models.sampling import Engine, OwnEngine, Samples, assemble
+from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
 from cdpg.target.proposal import log_ratio_quantiles
 
@@ -42,14 +43,17 @@ def main() -> None:
     ]
     prompts = model.encode(contexts, options.tokens)
     server = Server.at(options.url, 3600.0, max(map(len, prompts)) + options.tokens)
-    engines: dict[str, Engine] = {"own": OwnEngine(model), "vllm": VLLMEngine(server, model, model.vocabulary)}
+    engines = {
+        "own": partial(sample_chunks, model),
+        "vllm": VLLMEngine(server, model, model.vocabulary).sample_chunks,
+    }
     print(f"{len(prompts)} prompts, {options.samples} samples each, {torch.get_num_threads()} threads here")
-    for name, engine in engines.items():
+    for name, draw in engines.items():
         tokens, seconds, samples = 0, 0.0, None
         for number in range(4):
             started = time.perf_counter()
             stream = UniformStream(0, "benchmark", number)
-            chunks = list(engine.sample_chunks(prompts, options.samples, options.tokens, stream, options.rows_per_pass))
+            chunks = list(draw(prompts, options.samples, options.tokens, stream, options.rows_per_pass))
             if number:
                 seconds += time.perf_counter() - started
                 tokens += sum(len(row) for chunk in chunks for row in chunk.tokens)

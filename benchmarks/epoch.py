@@ -202,33 +202,16 @@ def serve_cdpg(spec: Record, link: Link) -> None:
 def serve_grpo(spec: Record, link: Link) -> None:
     """A step of TRL's GRPO each turn, on the same contexts, samples, length and reward; it has no stopping rule."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from grpo import grpo_config
+    from trl import GRPOTrainer
 
     from cdpg.tasks.code.constraint import compiles
 
     completions = len(CONTEXTS) * spec["samples"]
-    config = GRPOConfig(
-        output_dir=str(Path(spec["folder"]) / "grpo"),
-        beta=0.04,
-        num_generations=spec["samples"],
-        max_completion_length=spec["tokens"],
-        temperature=1.0,
-        num_iterations=1,
-        per_device_train_batch_size=spec["grpo_batch"],
-        gradient_accumulation_steps=completions // spec["grpo_batch"],
-        generation_batch_size=completions,
-        gradient_checkpointing=False,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_steps=10**6,
-        use_cpu=True,
-        bf16=False,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
+    config = grpo_config(
+        str(Path(spec["folder"]) / "grpo"), spec["samples"], completions, spec["grpo_batch"],
+        beta=0.04, max_completion_length=spec["tokens"], learning_rate=LEARNING_RATE,
+    )  # fmt: skip
     seen: list[tuple[bool, int]] = []
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:

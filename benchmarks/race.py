@@ -207,6 +207,11 @@ class Task:
             return prompt
         return str(self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
 
+    def save(self, model: Any, folder: str) -> None:
+        """Write a racer's model as a plain folder."""
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
     def verdicts(self, rows: Sequence[int], completions: Sequence[str]) -> list[float]:
         """The product of the constraints on completions that are cut where the task ends them."""
         contexts = [self.inputs.tuning[row] for row in rows]
@@ -236,56 +241,9 @@ def train(given: argparse.Namespace) -> None:
     clock.finish()
 
 
-def train_cdpg(task: Task, clock: Clock, folder: Path) -> None:
+def timed(clock: Clock, save: Callable[[str], object]) -> Any:
+    """A callback of Hugging Face's trainers, and of ours, that keeps the time and ends the training."""
     from transformers import TrainerCallback
-
-    from cdpg import CDPGTrainer
-
-    class Timed(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            clock.begin()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            control.should_training_stop = clock.step(trainer.save_model)
-
-    settings = task.settings.replace(
-        output_dir=str(folder / "run"), epochs=10**6, decay_epochs=0, evaluate_every=0, evaluate_at_end=False,
-        save_every=10**6,
-    )  # fmt: skip
-    trainer = CDPGTrainer(
-        task.model, task.inputs.constraints, settings, task.inputs.tuning, callbacks=[Timed()], stop=task.inputs.stop
-    )
-    trainer.train()
-
-
-def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    settings = task.settings
-    completions = settings.samples_per_epoch
-    config = GRPOConfig(
-        output_dir=str(folder / "run"),
-        beta=beta,
-        num_generations=settings.num_generations,
-        max_completion_length=settings.max_completion_length,
-        temperature=1.0,
-        per_device_train_batch_size=min(64, completions),
-        gradient_accumulation_steps=-(-completions // min(64, completions)),
-        generation_batch_size=completions,
-        gradient_checkpointing=False,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
-        max_steps=10**6,
-        use_cpu=True,
-        bf16=False,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
 
     class Timed(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -294,9 +252,35 @@ def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             control.should_training_stop = clock.step(save)
 
-    def save(model: str) -> None:
-        trainer.model.save_pretrained(model)
-        task.tokenizer.save_pretrained(model)
+    return Timed()
+
+
+def train_cdpg(task: Task, clock: Clock, folder: Path) -> None:
+    from cdpg import CDPGTrainer
+
+    settings = task.settings.replace(
+        output_dir=str(folder / "run"), epochs=10**6, decay_epochs=0, evaluate_every=0, evaluate_at_end=False,
+        save_every=10**6,
+    )  # fmt: skip
+    callbacks = [timed(clock, lambda folder: trainer.save_model(folder))]
+    trainer = CDPGTrainer(
+        task.model, task.inputs.constraints, settings, task.inputs.tuning, callbacks=callbacks, stop=task.inputs.stop
+    )
+    trainer.train()
+
+
+def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
+    from datasets import Dataset
+    from grpo import grpo_config
+    from transformers import AutoModelForCausalLM
+    from trl import GRPOTrainer
+
+    settings = task.settings
+    completions = settings.samples_per_epoch
+    config = grpo_config(
+        str(folder / "run"), settings.num_generations, completions, min(64, completions),
+        beta=beta, max_completion_length=settings.max_completion_length, learning_rate=settings.learning_rate,
+    )  # fmt: skip
 
     def reward(prompts: list[str], completions: list[str], row: list[int], **rest: Any) -> list[float]:
         return task.verdicts(row, completions)
@@ -304,7 +288,7 @@ def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
     model = AutoModelForCausalLM.from_pretrained(task.model, dtype="float32")
     trainer = GRPOTrainer(
         model, reward, args=config, train_dataset=Dataset.from_list(task.rows()), processing_class=task.tokenizer,
-        callbacks=[Timed()],
+        callbacks=[timed(clock, lambda folder: task.save(trainer.model, folder))],
     )  # fmt: skip
     trainer.train()
 
@@ -338,15 +322,11 @@ def train_disco(task: Task, clock: Clock, checkout: str) -> None:
         sampling_size=settings.num_generations, scoring_size=64, validate_on_start=False,
     )  # fmt: skip
 
-    def save(model: str) -> None:
-        policy.model.save_pretrained(model)
-        task.tokenizer.save_pretrained(model)
-
     class Over(Exception):
         """The time is up: the tuner has no other way to end."""
 
     def begun(number: int) -> None:
-        if number and clock.step(save):
+        if number and clock.step(lambda folder: task.save(policy.model, folder)):
             raise Over
         if not number:
             clock.begin()

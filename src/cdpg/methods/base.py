@@ -234,12 +234,15 @@ class WeightedMethod(Method):
     ) -> EpochLoss:
         subtracts = self.subtracts_control_variate(state)
         state = self.advance(state, rollout)
-        loss = WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy, subtracts)
-        return EpochLoss(loss, state, self.metrics(state))
+        return EpochLoss(self.sample_loss(rollout, state, subtracts), state, self.metrics(state))
 
     def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
         """The same weights with the q that drew each sample and the present Ẑ_c, without a control variate."""
-        return WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy)
+        return self.sample_loss(rollout, state, False)
+
+    def sample_loss(self, rollout: Rollout, state: State, subtracts: bool) -> SampleLoss:
+        """The loss of samples, by the state that has seen them; ``subtracts`` a control variate or not."""
+        return WeightedLoss(rollout, self.weights(rollout, state), self.follows_policy, subtracts)
 
 
 class WeightedLoss(SampleLoss):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cdpg.config import MethodSettings
-from cdpg.methods.base import EpochLoss, SampleLoss, State, Style, WeightedMethod, of_one_process, register
+from cdpg.methods.base import SampleLoss, State, Style, WeightedMethod, register
 from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others, refuse_zeros
 from cdpg.target import partition
 from cdpg.target.f_divergences import Divergence, pseudo_reward
@@ -16,10 +16,8 @@ from cdpg.target.pooled import PooledPartition, Prior
 from cdpg.values import too_small
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from cdpg.methods.base import Total
-    from cdpg.models.base import LanguageModel
     from cdpg.rollout.rollout import Rollout
 
 
@@ -102,26 +100,9 @@ class CDPG(WeightedMethod):
     def subtracts_control_variate(self, state: State) -> bool:
         return self.settings.control_variate and state.get("satisfying", 0.0) >= OFTEN
 
-    def epoch_loss(
-        self,
-        state: State,
-        rollout: Rollout,
-        policy: LanguageModel,
-        module: nn.Module | None = None,
-        total: Total = of_one_process,
-    ) -> EpochLoss:
+    def sample_loss(self, rollout: Rollout, state: State, subtracts: bool) -> SampleLoss:
         if self.settings.divergence == "kl":
-            return super().epoch_loss(state, rollout, policy, module, total)
-        subtracts = self.subtracts_control_variate(state)
-        state = self.advance(state, rollout)
-        return EpochLoss(self._divergence_loss(rollout, state, subtracts), state, self.metrics(state))
-
-    def replay_loss(self, rollout: Rollout, state: State) -> SampleLoss:
-        if self.settings.divergence == "kl":
-            return super().replay_loss(rollout, state)
-        return self._divergence_loss(rollout, state, False)
-
-    def _divergence_loss(self, rollout: Rollout, state: State, subtracts: bool) -> SampleLoss:
+            return super().sample_loss(rollout, state, subtracts)
         if self.needs_positive_b:
             refuse_zeros(rollout)
         reward = pseudo_reward(self.settings.divergence, self.settings.alpha)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -24,14 +23,13 @@ from typing import Any
 
 from cdpg.errors import UserError, first_line
 from cdpg.system import memory
-from cdpg.system.files import REMOVING, WRITING, remove_tree, rename, sync, sync_tree
+from cdpg.system.files import REMOVING, WRITING, checksum, remove_tree, rename, sync, sync_tree
 
 _log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
 _FORM = 1
 """The form of a converted folder; one of another form is not read."""
-_CHUNK = 2**20
 _ABANDONED = 24 * 3600.0
 """Seconds after which no process is still at work on a folder."""
 
@@ -136,7 +134,7 @@ def _make(model: PackagedModel, source: Path, folder: Path) -> None:
         convert(source, writing)
         for number, text in enumerate(_licence_texts(model)):
             (writing / f"LICENSE{number or ''}").write_text(text, encoding="utf-8")
-        files = {path.name: _digest(path) for path in sorted(writing.iterdir())}
+        files = {path.name: checksum(path)["sha256"] for path in sorted(writing.iterdir())}
         (writing / _MANIFEST).write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
         sync_tree(writing)
         try:
@@ -185,15 +183,9 @@ def _matches(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> bool:
     try:
         listed: Any = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         return (
-            isinstance(listed, dict) and bool(listed) and all(_digest(folder / name) == listed[name] for name in listed)
+            isinstance(listed, dict)
+            and bool(listed)
+            and all(checksum(folder / name)["sha256"] == listed[name] for name in listed)
         )
     except (OSError, ValueError):
         return False
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return found.hexdigest()

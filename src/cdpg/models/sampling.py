@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -346,29 +347,6 @@ class Engine(Protocol):
         """See :func:`sample_chunks`; ``uniforms`` is what the engine's own random numbers follow from."""
 
 
-@dataclass(frozen=True)
-class OwnEngine:
-    """The model itself draws, by :func:`sample_chunks`."""
-
-    model: LanguageModel
-
-    def sample_chunks(
-        self,
-        prompts: Sequence[PromptTokens],
-        samples_per_context: int,
-        max_length: int,
-        uniforms: UniformStream,
-        rows_per_pass: int,
-        stop: StopRule | None = None,
-        first_slot: int = 0,
-        prune: Prune | None = None,
-    ) -> Iterator[Chunk]:
-        """See :func:`sample_chunks`."""
-        return sample_chunks(
-            self.model, prompts, samples_per_context, max_length, uniforms, rows_per_pass, stop, first_slot, prune
-        )
-
-
 def draw_samples(
     engine: LanguageModel | Engine,
     contexts: Sequence[Context],
@@ -384,8 +362,8 @@ def draw_samples(
     """Sample every context ``samples_per_context`` times, as one record; ``on_chunk`` is called with each part."""
     chunks: list[Chunk] = []
     length, rows = config.max_completion_length, config.rows_per_pass
-    drawing = OwnEngine(engine) if isinstance(engine, LanguageModel) else engine
-    for chunk in drawing.sample_chunks(prompts, samples_per_context, length, uniforms, rows, stop, first_slot, prune):
+    draw = partial(sample_chunks, engine) if isinstance(engine, LanguageModel) else engine.sample_chunks
+    for chunk in draw(prompts, samples_per_context, length, uniforms, rows, stop, first_slot, prune):
         chunks.append(chunk)
         on_chunk(chunk)
     return assemble(contexts, prompts, chunks, samples_per_context)

@@ -39,7 +39,6 @@ _SUFFIX = ".safetensors"
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
 _FILE = re.compile(r"[A-Za-z0-9_-]+\.(safetensors|json)")
 _READABLE = re.compile(r"(\.replaced-)?epoch-(\d{6,})")
-_CHUNK = 1 << 20
 
 
 class CorruptCheckpoint(RunError):
@@ -181,7 +180,7 @@ def _write_files(folder: Path, epoch: int, tensor_files: Tensors, state_json: by
         files.sync(folder / name)
     files.write_bytes(folder / _STATE, state_json)
     files.sync(folder / _STATE)
-    described = {name: _describe(folder / name) for name in sorted([*tensor_files, _STATE])}
+    described = {name: files.checksum(folder / name) for name in sorted([*tensor_files, _STATE])}
     files.write_bytes(folder / _MANIFEST, _manifest_bytes({"format": FORMAT, "epoch": epoch, "files": described}))
     files.sync(folder / _MANIFEST)
     files.sync(folder)
@@ -264,19 +263,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, read in pieces."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"size": size, "sha256": digest.hexdigest()}
-
-
 def _verify(path: Path, expected: Mapping[str, Any]) -> None:
     try:
-        found = _describe(path)
+        found = files.checksum(path)
     except OSError as error:
         raise _unreadable(path, error) from error
     if found["size"] != expected["size"]:

@@ -11,15 +11,18 @@ final name:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from cdpg.errors import UserError
 
 WRITING, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
+_CHUNK = 2**20
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
@@ -106,6 +109,16 @@ def replace_file(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def checksum(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, read in pieces."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def sync_tree(folder: Path) -> None:

@@ -66,18 +66,16 @@ class TargetFit:
         if not fits:
             return () if seen is None or not tilt.moments else (_given(seen, tilt),)
         _log.info("fitting the multipliers of the moments to samples of the base")
-        fitted = fit_to_base(self._of_base(config), self.contexts, self.prompts)
+        fitted = fit_to_base(self.sampler.of_base(config), self.contexts, self.prompts)
         self._use(fitted)
         return (fitted,)
-
-    def _of_base(self, config: CDPGConfig) -> Sampler:
-        return self.sampler.of_base(config)
 
     def _look(self, config: CDPGConfig) -> Rollout:
         """A few samples of the base, if nothing is wrong with what the functions say of them."""
         few = slice(config.contexts_per_epoch)
         settings = config.replace(num_generations=ROUND, batch_size=None, seed=0)
-        rollout = self._of_base(settings).draw(0, self.contexts[few], self.prompts[few], False, Stopwatch(), "moments")
+        base = self.sampler.of_base(settings)
+        rollout = base.draw(0, self.contexts[few], self.prompts[few], False, Stopwatch(), "moments")
         refuse_failing(rollout, config.check_failures)
         if self.method.needs_positive_b:
             refuse_zeros(rollout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ class CDPGTrainer(TakesCallbacks):
         """
         record: dict[str, Any] = {}
         self._state = resuming.begin_target(self._parts, self._state, resume_from_checkpoint, self.args)
-        with open_session(self._parts, self.args.epochs, self._seconds_left) as session:
+        with (
+            open_session(self._parts, self.args.epochs, self._seconds_left) as session,
+            closing(self._parts.proposal),
+        ):
             done = self._begin(resume_from_checkpoint, session)
             nonfinite = NonfiniteWatch(self.folder.nonfinite)
             for number in range(done + 1, self.args.epochs + 1):
@@ -118,7 +122,6 @@ class CDPGTrainer(TakesCallbacks):
                     break
             self._callbacks.call("on_train_end")
             self._finish(record, session)
-        self._parts.proposal.close()
         if self.args.report_to:
             self.processes.accelerator.end_training()
         return record or self._parts.journal.last("metrics")
