@@ -92,7 +92,7 @@ def try_mutants(
             score.killed, score.rejected = score.killed + 1, score.rejected + 1
             continue
         tests = tests_for(lines, mutant.file, mutant.lines, given.seconds)
-        known = reasons.reason(mutant) and not (given.again or mutant.name in given.name)
+        known = reasons.reason(mutant) and not given.again
         if tests and not known:
             edit = Edit(mutant.file, mutant.function, mutant.text, mutant.place[0])
             trials.append(Trial(mutant.name, (edit,), tests))
@@ -139,6 +139,7 @@ def core_mutants(files: Sequence[str] = ()) -> dict[str, Mutant]:
 
 def main() -> int:
     given = options()
+    given.again |= bool(given.name)  # those that are asked for by name are tried in any case
     mutants = core_mutants(given.file)
     chosen = {name: mutants[name] for name in given.name} or mutants
     fork_server.load_libraries()
