@@ -47,10 +47,10 @@ CORE = tuple(
 TESTS = tuple(
     f"tests/test_{name}.py"
     for name in (
-        "adding_a_method applicability checkpoints divergences diversity estimators evaluate evaluation evaluator exact"
-        " exact_gradient head ideal_samples methods models moments optimization outcome outcome_figures"
-        " policy_evaluations pooled precision preflight progress pruning records replay rivals rollout sampling scoring"
-        " set_aside target tilted tilted_replay tuned_on validation values ziegler"
+        "adding_a_method applicability checkpoints divergences diversity engine estimators evaluate evaluation"
+        " evaluator exact exact_gradient head ideal_samples methods models moments optimization outcome"
+        " outcome_figures policy_evaluations pooled precision preflight progress proposal pruning records replay"
+        " rivals rollout sampling scoring set_aside target tilted tilted_replay tuned_on validation values ziegler"
     ).split()
 )
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""
