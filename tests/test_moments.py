@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from cdpg.target.moments import MomentSamples, Unreachable, fit_multipliers, summarize
 from cdpg.target.target import log_target
@@ -78,6 +80,33 @@ def test_contexts_count_equally_whatever_their_z() -> None:
     )
 
 
+@pytest.mark.parametrize(("unit", "shift"), [(1e7, -5e6), (1e-7, 0.0)])
+def test_the_unit_of_a_feature_does_not_matter(unit: float, shift: float) -> None:
+    """λ·φ stays what it is, and a moment is as near to what was asked for as φ's range lets one tell."""
+    world = World()
+    plain = world.samples([0])
+    scaled = dataclasses.replace(plain, phi=unit * plain.phi + shift)
+    found = fit_multipliers(scaled, means(0.5 * unit + shift))
+    assert found.multipliers[0] * unit == pytest.approx(fit_multipliers(plain, means(0.5)).multipliers[0], abs=1e-8)
+    assert found.reached[0] == pytest.approx(0.5 * unit + shift, abs=1e-8 * unit)
+
+
+def test_few_evaluations_of_the_dual_are_needed() -> None:
+    """Newton's method with the true Hessian doubles the right digits with every step."""
+    evaluations = 0
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal evaluations
+            evaluations += func is Tensor.logsumexp
+            return func(*args, **(kwargs or {}))
+
+    samples = World().samples([0, 1])
+    with Counting():
+        fit_multipliers(samples, means(0.6, 2.2))
+    assert 0 < evaluations <= 6
+
+
 def test_a_moment_given_twice_is_one() -> None:
     world = World()
     alone = fit_multipliers(world.samples([0]), means(0.5)).multipliers[0]
@@ -125,6 +154,19 @@ def test_moments_that_exclude_each_other() -> None:
         fit_multipliers(samples, means(0.8, 0.8))
     assert error.value.fit.reached == pytest.approx((0.5, 0.5), abs=1e-3)
     assert fit_multipliers(samples, means(0.45, 0.5)).reached == pytest.approx((0.45, 0.5))
+
+
+def test_samples_without_weight_do_not_widen_the_range() -> None:
+    """The third sample does not satisfy, and φ is not known of it."""
+    phi = means(2, 3, math.nan).view(1, 3, 1)
+    log_weight = torch.tensor([[0.0, 0.0, -math.inf]], dtype=torch.float64)
+    samples = MomentSamples(log_weight, phi, torch.ones(1, 3, dtype=torch.bool))
+    fit = fit_multipliers(samples, means(2.25))
+    assert (fit.lowest, fit.highest, fit.natural) == ((2.0,), (3.0,), (2.5,))
+    assert fit.multipliers[0] == pytest.approx(-math.log(3))
+    with pytest.raises(Unreachable, match="^no multipliers give these moments$") as error:
+        fit_multipliers(samples, means(1.5))
+    assert error.value.fit.multipliers == (0.0,)
 
 
 def test_contexts_without_a_satisfying_sample_do_not_count() -> None:

@@ -122,13 +122,13 @@ def summarize(samples: MomentSamples, multipliers: Tensor) -> MomentFit:
 
 
 def _newton(samples: MomentSamples, means: Tensor, scale: Tensor) -> Tensor:
-    """The minimum of the dual, or a λ far out where it has none; φ is measured in units of ``scale``."""
-    phi, goal = (samples.phi - means) / scale, torch.zeros_like(means)
+    """The minimum of the dual, or a λ far out where it has none; φ is measured from the means, in units of ``scale``."""
+    phi = (samples.phi - means) / scale
     multipliers = torch.zeros_like(means)
     value = _dual(samples.log_weight, phi, multipliers)
     for _ in range(_STEPS):
         expected, probability = _moments(samples.log_weight + phi @ multipliers, phi)
-        gradient = expected.mean(dim=0) - goal
+        gradient = expected.mean(dim=0)
         spread = (phi @ multipliers).abs().where(probability > 0, 0.0).max()
         if float(gradient.abs().max()) < _EXACT or float(spread) > _FAR:
             break
