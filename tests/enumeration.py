@@ -134,7 +134,8 @@ class Universe:
     def gradient(self, model: LanguageModel, coefficients: Tensor, tokens_per_pass: int = 300) -> Tensor:
         """−mean_c Σ_x coefficient(x,c) ∇log π(x|c), by the production loss and accumulation."""
         epoch = self.epoch(coefficients, torch.zeros_like(coefficients), torch.zeros_like(coefficients))
-        return self.gradient_of(model, WeightedLoss(epoch, coefficients, follows_policy=False), epoch, tokens_per_pass)
+        loss = WeightedLoss(epoch, coefficients, follows_policy=False, subtracts_control_variate=False)
+        return self.gradient_of(model, loss, epoch, tokens_per_pass)
 
     def gradient_of(self, model: LanguageModel, loss: SampleLoss, epoch: Rollout, tokens_per_pass: int = 300) -> Tensor:
         model.module.zero_grad(set_to_none=True)

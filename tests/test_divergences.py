@@ -17,7 +17,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.methods.base import SampleLoss
 from cdpg.methods.cdpg import CDPG
-from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others
+from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others, normalised
 from cdpg.target.f_divergences import Divergence, amari, pseudo_reward
 from cdpg.target.target import log_target
 from enumeration import MAX_LENGTH, Universe, contexts_of, flat_gradient, relative_error, shared, tabular
@@ -98,6 +98,17 @@ def test_the_expected_gradient_is_exact(divergence: str, proposal: str, centred:
     case = Case()
     log_q = case.log_pi if proposal == "policy" else case.log_other
     assert relative_error(case.expected(divergence, log_q, centred), case.exact(divergence)) < 1e-10
+
+
+def test_each_sample_may_have_a_partition_of_its_own() -> None:
+    """As pooled estimates have, which leave the sample out."""
+    case = Case()
+    rollout = case.universe.epoch(case.b, case.log_pi, case.log_a)
+    one = normalised(rollout, case.log_z)
+    assert one.shape == case.b.shape
+    assert torch.equal(normalised(rollout, case.log_z[:, None].expand_as(case.b)), one)
+    shifts = torch.arange(case.b.numel()).view_as(case.b).double()
+    assert torch.allclose(normalised(rollout, case.log_z[:, None] + shifts), one - shifts, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("proposal", ["policy", "other"])
@@ -205,7 +216,9 @@ def test_the_reverse_kl_comes_to_a_target_with_a_reward(tmp_path: Path) -> None:
 
 def test_the_reverse_kl_is_refused_where_b_can_be_0(tmp_path: Path) -> None:
     trainer = CDPGTrainer(tabular(4), has_a, settings(tmp_path / "run", divergence="reverse_kl"), CONTEXTS)
-    with pytest.raises(UserError, match="infinite where a sample has b = 0"):
+    with pytest.raises(
+        UserError, match=r"infinite where a sample has b = 0.*output\), or divergence: alpha with alpha: 0.9$"
+    ):
         trainer.train()
     assert not (tmp_path / "run").exists()
 

@@ -164,7 +164,7 @@ def test_samples_without_weight_do_not_widen_the_range() -> None:
     fit = fit_multipliers(samples, means(2.25))
     assert (fit.lowest, fit.highest, fit.natural) == ((2.0,), (3.0,), (2.5,))
     assert fit.multipliers[0] == pytest.approx(-math.log(3))
-    with pytest.raises(Unreachable, match="^no multipliers give these moments$") as error:
+    with pytest.raises(Unreachable, match=r"^no multipliers give these moments$") as error:
         fit_multipliers(samples, means(1.5))
     assert error.value.fit.multipliers == (0.0,)
 

@@ -180,6 +180,49 @@ def test_the_ideal_model_weighs_the_base_s_samples_by_b() -> None:
     assert ideal_means(make_outcome(beams=True)).keys() == {"length"}
 
 
+SCORE = np.random.default_rng(6).normal(size=(N, M))
+
+
+def tilted_outcome(beta: float, offset: float = 0.0) -> Outcome:
+    """The same with a reward: P = a·b·exp(r/β)."""
+    outcome, first, blocks = make_outcome(), 0, []
+    for block in outcome.blocks:
+        rows = slice(first, first := first + len(block.b))
+        features = torch.from_numpy(SCORE[rows] + offset)[..., None]
+        blocks.append(replace(block, features=features, coefficients=(1 / beta,), factor_names=("reward",)))
+    return replace(outcome, blocks=tuple(blocks))
+
+
+def test_figures_of_a_reward_by_value() -> None:
+    """Z_c may have any scale, so that ε, which is large here, is left out."""
+    drawn = completions()
+    log_ratio = scored(table(2), drawn).sum(axis=2) - scored(table(1), drawn).sum(axis=2) + SCORE / 0.5
+    kl = []
+    for c in range(N):
+        found = (np.exp(log_ratio[c]) * B[c])[VALID[c]]
+        if found.any():
+            kl.append(sum(x / found.mean() * np.log(x / found.mean()) for x in found if x > 0) / len(found))
+    found_of = statistics_of(tilted_outcome(0.5), EPSILON)
+    assert found_of["kl_target_policy"].value() == pytest.approx(np.mean(kl), rel=1e-10)
+    assert found_of["reward"].value() == pytest.approx(mean_of_means(SCORE), rel=1e-10)
+    assert statistics_of(make_outcome(), EPSILON)["kl_target_policy"].value() != pytest.approx(np.mean(kl), rel=1e-3)
+
+
+@pytest.mark.parametrize("offset", [0.0, 900.0, -900.0])
+def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
+    """E_p[f] with p ∝ b·exp(r/β), from samples of the base: what all rewards of a context share does not matter."""
+    outcome = tilted_outcome(0.5, offset)
+    at_base = tuple(replace(block, log_a=block.log_q) for block in outcome.blocks)
+    found = ideal_means(replace(outcome, blocks=at_base))
+    for c in range(N):
+        weight = np.where(VALID[c], B[c] * np.exp(SCORE[c] / 0.5), 0.0)
+        if not weight.any():
+            assert math.isnan(found["length"][c]) and math.isnan(found["reward"][c])
+            continue
+        assert found["length"][c] == pytest.approx((weight * LENGTHS[c]).sum() / weight.sum(), rel=1e-9)
+        assert found["reward"][c] == pytest.approx((weight * SCORE[c]).sum() / weight.sum() + offset, rel=1e-9)
+
+
 def test_a_model_s_own_means_leave_out_failed_checks() -> None:
     found = model_means(make_outcome())
     for c in range(N):

@@ -86,6 +86,8 @@ def test_a_visit_comes_back_as_it_was_drawn() -> None:
         assert buffer.epochs.tolist() == [1, 1, 2, 2, 3, 3]
         visits = torch.tensor([1, 2, 5])
         found = buffer.rollout(visits, contexts_of(3), [(0,), (1,), (2,)], processes)
+        assert found.number == 3
+        assert buffer.add(epoch_of(4, (1,)), processes).rollout(visits, contexts_of(3), [()] * 3, processes).number == 4
         assert found.indices == (2, 1, 2)
         assert found.samples.prompts == ((2,), (1,), (2,))
         assert [str(context.prompt) for context in found.samples.contexts] == ["a b c", "a b", "a b c"]
@@ -140,6 +142,28 @@ def test_several_processes_hold_the_same_and_share_the_work() -> None:
         assert torch.equal(part.samples.tokens, one.samples.tokens[share.start : share.stop, :, :width])
         assert torch.equal(part.samples.lengths, one.lengths[share.start : share.stop])
         assert part.samples.prompts == one.samples.prompts[share.start : share.stop]
+
+
+def test_a_process_may_have_none_of_the_visits() -> None:
+    def work(processes: Processes) -> Rollout:
+        return filled(processes).rollout(torch.tensor([3]), contexts_of(3), [(0,), (1,), (2,)], processes)
+
+    none, some = sorted(side_by_side(2, work), key=lambda part: len(part.samples.contexts))
+    assert len(some.samples.contexts) == 1
+    assert none.samples.contexts == () and none.samples.tokens.shape == (0, M, 0)
+    assert torch.equal(some.log_ratio, none.log_ratio)
+
+
+@pytest.mark.parametrize(("capacity", "kept"), [(1, [4]), (2 * M, [3, 4]), (3 * M, [2, 3, 4]), (9 * M, [1, 2, 3, 4])])
+def test_epochs_of_one_visit_are_dropped_one_by_one(capacity: int, kept: list[int]) -> None:
+    def work(processes: Processes) -> list[int]:
+        buffer = ReplayBuffer(capacity)
+        for number in (1, 2, 3, 4):
+            buffer = buffer.add(epoch_of(number, (0,)), processes)
+        found: list[int] = buffer.epochs.tolist()
+        return found
+
+    assert alone(work) == kept
 
 
 @pytest.mark.parametrize(("capacity", "epochs"), [(1000, [1, 2, 3]), (24, [1, 2, 3]), (23, [2, 3]), (8, [3]), (1, [3])])

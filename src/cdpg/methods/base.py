@@ -249,7 +249,7 @@ class WeightedLoss(SampleLoss):
     """Constant weights, multiplied by π/q or with π/q subtracted if the method asks for it."""
 
     def __init__(
-        self, rollout: Rollout, weights: Tensor, follows_policy: bool, subtracts_control_variate: bool = False
+        self, rollout: Rollout, weights: Tensor, follows_policy: bool, subtracts_control_variate: bool
     ) -> None:
         # The expectation of π/q · ∇log π is 0 over all samples of a context, those without a verdict included.
         everywhere = rollout.valid.any(dim=1, keepdim=True).expand_as(rollout.valid)

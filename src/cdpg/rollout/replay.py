@@ -28,6 +28,8 @@ _TABLES = ("b", "valid", "log_q", "log_a", "lengths")
 """``[visit, sample]`` tensors of a rollout that are kept."""
 _FEATURES = "features"
 """``[visit, sample, factor]``: the same, if the target has moments or rewards."""
+_NOT_STORED = torch.zeros(0, dtype=torch.float64)
+"""What a replayed rollout lacks: it is not needed for the gradient."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class ReplayBuffer:
             texts=tuple(("",) * tables["b"].shape[1] for _ in share),  # not stored
             tokens=self._tokens_of(own),
             lengths=tables["lengths"][share.start : share.stop],
-            token_log_q=torch.zeros(0, dtype=torch.float64),
-            ended=torch.zeros(0, dtype=torch.bool),
+            token_log_q=_NOT_STORED,
+            ended=_NOT_STORED.bool(),
         )
         return Rollout(
             number=int(self.epochs[-1]),
@@ -123,12 +125,11 @@ class ReplayBuffer:
             log_a=tables["log_a"],
             lengths=tables["lengths"],
             samples=samples,
-            token_log_a=torch.zeros(0, dtype=torch.float64),
+            token_log_a=_NOT_STORED,
             first_context=share.start,
             indices=tuple(chosen),
-            features=tables.get(_FEATURES, torch.zeros(0, dtype=torch.float64)),
+            features=tables.get(_FEATURES, _NOT_STORED),
             coefficients=coefficients,
-            factor_names=tuple(f"factor_{place}" for place in range(1, len(coefficients) + 1)),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -157,7 +158,7 @@ class ReplayBuffer:
         places = torch.arange(width)
         stored = places < counts[visits][..., None]
         source = (starts[visits][..., None] + places).where(stored, 0)
-        return self.tokens[source].long().where(stored, 0) if len(self.tokens) else torch.zeros(source.shape).long()
+        return self.tokens[source].long().where(stored, 0)
 
     def _without_oldest(self, latest: int) -> ReplayBuffer:
         """Without the epochs that exceed the capacity; the ``latest`` visits stay."""

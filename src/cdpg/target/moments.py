@@ -122,7 +122,7 @@ def summarize(samples: MomentSamples, multipliers: Tensor) -> MomentFit:
 
 
 def _newton(samples: MomentSamples, means: Tensor, scale: Tensor) -> Tensor:
-    """The minimum of the dual, or a λ far out where it has none; φ is measured from the means, in units of ``scale``."""
+    """The minimum of the dual, or a λ far out where it has none; φ is measured from the means, in ``scale``."""
     phi = (samples.phi - means) / scale
     multipliers = torch.zeros_like(means)
     value = _dual(samples.log_weight, phi, multipliers)
