@@ -297,6 +297,17 @@ def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
     assert lines.tests_of("g", [1], limit=100) == []
 
 
+def test_a_mutant_meets_the_tests_of_its_module_first() -> None:
+    seconds = {"tests/test_other.py::1": 1.0, "tests/test_f.py::1": 5.0, "tests/test_f.py::2": 4.0}
+    lines = CoverageMap(seconds, {test: {test} for test in seconds}, {("src/f.py", 1): set(seconds)})
+    assert lines.tests_of("src/f.py", [1], limit=5) == ["tests/test_f.py::2", "tests/test_other.py::1"]
+    assert lines.tests_of("src/f.py", [1], limit=9) == [
+        "tests/test_f.py::2",
+        "tests/test_f.py::1",
+        "tests/test_other.py::1",
+    ]
+
+
 def test_a_mutant_meets_tests_of_all_files() -> None:
     seconds = {"x::1": 1.0, "x::2": 1.0, "x::3": 1.0, "x::4": 1.0, "y::1": 2.0, "z::1": 9.0}
     lines = CoverageMap(seconds, {test: {test} for test in seconds}, {("f", 1): set(seconds)})

@@ -30,10 +30,10 @@ class CoverageMap:
         return sum(self.seconds.get(context, 0.0) for context in contexts)
 
     def tests_of(self, file: str, lines: Sequence[int], limit: float) -> list[str]:
-        """Tests that run one of the lines, as many as take ``limit`` seconds in all.
+        """Tests that run one of the lines: those of ``tests/test_MODULE.py`` first, then others.
 
-        For half of the time they are the quickest. The others are of all files of tests in turn: a line that many tests
-        run may be noticed by those of one file alone.
+        Either may take ``limit`` seconds in all. For half of that time the others are the quickest. The rest are of all
+        files of tests in turn: a line that many tests run may be noticed by those of one file alone.
         """
         reached = set().union(*(self.lines.get((file, line), set()) for line in lines))
         running = [test for test, contexts in self.contexts.items() if not reached.isdisjoint(contexts)]
@@ -44,14 +44,22 @@ class CoverageMap:
             group = test.partition("::")[0]
             in_turn.append((before[group], place, test))
             before[group] += 1
+        own = [test for test in quick if test.startswith(f"tests/test_{Path(file).stem}.py::")]
         chosen: dict[str, None] = {}
         paid: set[str] = set()
-        for tests, most in ((quick, limit / 2), ([test for *_, test in sorted(in_turn)], limit)):
+
+        def choose(tests: Sequence[str], most: float) -> None:
+            nonlocal paid
             for test in tests:
                 wanted = paid | self.contexts[test]
                 if not chosen or self.cost(wanted) <= most:
                     chosen[test] = None
                     paid = wanted
+
+        choose(own, limit)
+        spent = self.cost(paid)
+        choose(quick, spent + limit / 2)
+        choose([test for *_, test in sorted(in_turn)], spent + limit)
         return list(chosen)
 
     def merge(self, other: CoverageMap) -> None:
