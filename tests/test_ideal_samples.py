@@ -237,14 +237,51 @@ def test_without_draws_there_is_no_gain(tmp_path: Path) -> None:
 
 def test_no_samples_at_all_give_no_gain() -> None:
     """A process may have none of the samples."""
-    empty = Samples(
-        (), (), (), torch.zeros(0, 1, 3, dtype=torch.long), torch.zeros(0, 1, dtype=torch.long),
-        torch.zeros(0, 1, 3, dtype=torch.float64), torch.zeros(0, 1, dtype=torch.bool),
-    )  # fmt: skip
-    found = IdealSamples(2, torch.zeros(0, dtype=torch.long), empty, torch.zeros(0, dtype=torch.float64), 0)
+    found = IdealSamples(2, torch.zeros(0, dtype=torch.long), EMPTY, torch.zeros(0, dtype=torch.float64), 0)
     values = side_by_side(1, lambda processes: found.gain(tabular(SEED), processes, 1000))[0]
     assert values.shape == (2,)
     assert values.isnan().all()
+
+
+EMPTY = Samples(
+    (), (), (), torch.zeros(0, 1, 3, dtype=torch.long), torch.zeros(0, 1, dtype=torch.long),
+    torch.zeros(0, 1, 3, dtype=torch.float64), torch.zeros(0, 1, dtype=torch.bool),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_gain_and_recall_with_a_reward_by_value(processes: int) -> None:
+    """Samples of the base, accepted with probability b, are weighted by exp(r/β); the third context has none."""
+    generator = np.random.default_rng(3)
+    owners, judged, coefficient = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([6, 5, 4]), 1.5
+    log_a, log_b, reward = (generator.normal(size=7) * 2 for _ in range(3))
+    log_b = -np.abs(log_b)
+    weight = np.exp(coefficient * reward)
+    log_z = np.log([weight[owners == c].sum() / judged[c] for c in (0, 1)])
+    log_p = log_a + log_b + coefficient * reward - log_z[owners]
+    log_policy = log_p + np.array([0.0, -2.2, -2.4, -2.3, -2.31, 5.0, -9.0])  # log 10 is 2.303
+    covered = np.array([1, 1, 0, 1, 0, 1, 0])
+
+    def of(tensor: Any) -> Tensor:
+        return torch.tensor(tensor, dtype=torch.float64)
+
+    def work(shared: Any) -> tuple[Tensor, Tensor]:
+        own = slice(3) if shared.count == 2 and shared.is_main else slice(3, 7) if shared.count == 2 else slice(7)
+        found = IdealSamples(
+            3, torch.tensor(owners[own]), EMPTY, of(log_a[own]), 9, of(log_b[own]), torch.tensor(judged),
+            of(reward[own])[:, None], torch.tensor(owners), of(reward)[:, None],
+        )  # fmt: skip
+        return found.figures(of(log_policy[own]), shared, (coefficient,)), found.effective_numbers((coefficient,))
+
+    for figures, numbers in side_by_side(processes, work):
+        for context in (0, 1):
+            own = owners == context
+            share = weight[own] / weight[own].sum()
+            assert float(figures[0, context]) == pytest.approx((share * (log_policy - log_a)[own]).sum(), rel=1e-12)
+            assert float(figures[1, context]) == pytest.approx((share * covered[own]).sum(), rel=1e-12)
+            assert float(numbers[context]) == pytest.approx(1 / (share**2).sum(), rel=1e-12)
+        assert figures[:, 2].isnan().all()
+        assert numbers[2] == 0
 
 
 def test_contexts_without_a_verdict_are_not_said_to_lack_a_satisfying_sample(tmp_path: Path) -> None:

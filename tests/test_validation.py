@@ -15,11 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cdpg import CDPGConfig, CDPGTrainer
+import factor_rules
+from cdpg import CDPGConfig, CDPGTrainer, Reward
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import RunError, UserError
-from cdpg.evaluation.ideal_samples import IdealSamples
+from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
 from cdpg.methods import METHODS, make_method
 from cdpg.storage.checkpoints import Checkpoint
 from cdpg.storage.jsonl import read_jsonl
@@ -287,6 +288,50 @@ def test_without_a_satisfying_sample_the_last_model_is_kept(tmp_path: Path) -> N
         "replayed; raise gain_draws or validation_contexts" in " ".join(told)
     )
     assert kept(tmp_path)["keep"] == "last"
+
+
+def test_one_sample_of_the_ideal_model_is_enough_for_a_context(tmp_path: Path) -> None:
+    with noticed() as told:
+        trainer(tmp_path, check=always, gain_draws=1, epochs=1).train()
+    assert (
+        "5 of the contexts to tune on are set aside; 5 of them have a sample of the ideal model, on which the gain is "
+        "measured" in told
+    )
+    assert kept(tmp_path)["keep"] == "best"
+
+
+def test_a_stop_is_looked_for_while_contexts_set_aside_are_sampled(tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stopped
+
+    made = trainer(tmp_path)
+    with pytest.raises(Stopped):
+        made.validation.begin(made.args, stop)
+    made.validation.begin(made.args, never_stop)
+    made.validation.begin(made.args, stop)  # they are there already
+
+
+def test_the_gain_is_that_of_the_target_with_its_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of the base count by exp(r/β) in the gain that chooses the model, too."""
+    drawn: list[IdealSamples] = []
+
+    def draw(*args: Any, **options: Any) -> IdealSamples:
+        drawn.append(draw_ideal_samples(*args, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr("cdpg.training.validation.draw_ideal_samples", draw)
+    made = trainer(tmp_path, check=Reward(factor_rules.minus_length, 2.0))
+    made.validation.begin(made.args, never_stop)
+    with torch.no_grad():
+        made.policy.module["table"] *= 1.5  # type: ignore[index]
+    found = made.validation.gains(1000)
+    assert found is not None
+    expected = drawn[0].gain(made.policy, made.processes, 1000, (0.5,))
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found, drawn[0].gain(made.policy, made.processes, 1000))
 
 
 def test_with_samples_for_too_few_contexts_nothing_is_decided(tmp_path: Path) -> None:
