@@ -49,7 +49,7 @@ from report_runs import (
     write_json,
     write_lines,
 )
-from unpainted import EMPTY, painted_if, unpainted
+from unpainted import EMPTY, is_one_of_a_kind, painted_if, unpainted
 
 HOSTILE = (
     "</script><img src=x onerror=window.pwned=1>\"'`{{7*7}} $\\frac{1}{0}$ "
@@ -659,7 +659,9 @@ def test_a_run_with_one_file_alone(only: str, tmp_path: Path) -> None:
     full, run = run_folder(tmp_path / "full", epochs=20), tmp_path / "run"
     run.mkdir()
     shutil.copy(full / only, run / only)
-    assert Page(write_report([run], tmp_path / "report.html")).count("h1") == 1
+    with painted_if(is_one_of_a_kind):
+        page = write_report([run], tmp_path / "report.html")
+    assert Page(page).count("h1") == 1
 
 
 @UNPAINTED
@@ -706,7 +708,8 @@ def test_anything_anywhere(value: Any, tmp_path: Path) -> None:
             records = [json.loads(line) for line in (folder / run / file).read_text().splitlines()[:3]]
             write_lines(folder / run / file, [dict.fromkeys(record, value) for record in records])
         write_json(folder / run / "evaluation.json", value)
-    assert write_report([folder], tmp_path / "report.html").is_file()
+    with painted_if(is_one_of_a_kind):
+        assert write_report([folder], tmp_path / "report.html").is_file()
 
 
 def test_metrics_that_nothing_describes(tmp_path: Path) -> None:
