@@ -808,7 +808,9 @@ def test_workers_do_not_change_a_run(tmp_path: Path) -> None:
 
 def test_no_process_is_left_after_a_run(tmp_path: Path) -> None:
     before = set(descendants(os.getpid()))
-    made = trainer(tmp_path, naughty.constraint, "hang", check_failures=0.0, epochs=1, num_generations=4, check_seconds=0.2)
+    made = trainer(
+        tmp_path, naughty.constraint, "hang", check_failures=0.0, epochs=1, num_generations=4, check_seconds=0.2
+    )
     with pytest.raises(RunError):
         made.train()
     assert have_ended([pid for pid in descendants(os.getpid()) if pid not in before])
