@@ -56,8 +56,6 @@ HOSTILE = (
     "\u202eevil\u2066 \x00\x1b[31m\x9b =cmd|'/C calc'!A0 <!--"
 )
 UNSEEN = "\u202e\u2066\x00\x1b\x9b\u200b\ufeff"
-MOST_BYTES = 5_000_000
-MOST_SECONDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +190,6 @@ def test_a_report_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkey
     write_whole(report, b"whole")
     assert [(name == "new", there) for name, there in synced] == [(False, False), (True, True)]
     assert [path.name for path in report.parent.iterdir()] == ["report.html"] and report.read_bytes() == b"whole"
-
-
-def test_size_and_time_of_a_comparison(tmp_path: Path) -> None:
-    folder = compare_folder(tmp_path / "compare", epochs=1000)
-    start = time.process_time()  # of this process: others may keep the machine busy
-    size = write_report([folder], tmp_path / "report.html").stat().st_size
-    seconds = time.process_time() - start
-    assert size < MOST_BYTES and seconds < MOST_SECONDS, f"{size:,} bytes in {seconds:.1f} s"
 
 
 def test_the_report_is_made_without_torch_and_is_the_same_each_time(page: Page, compared: Path, tmp_path: Path) -> None:
