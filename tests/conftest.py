@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for marker in ("exhaustive", "engine"):
         if not config.getoption(f"--{marker}"):
             left_out = [item for item in items if item.get_closest_marker(marker)]
-            items[:] = [item for item in items if item not in left_out]
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=left_out)
 
 
@@ -96,7 +96,8 @@ def _loggers_left_alone() -> Iterator[None]:
     yield
     for one in loggers():
         level, handlers, propagate, disabled = before.get(one, (logging.NOTSET, [], True, False))
-        one.setLevel(level)
+        if one.level != level:  # setting it goes through all loggers that there are
+            one.setLevel(level)
         one.handlers[:], one.propagate, one.disabled = handlers, propagate, disabled
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import fcntl
@@ -179,33 +178,9 @@ def depth(texts: list[str]) -> list[list[Any]]:
     return [[here, sys.getrecursionlimit(), hash("x"), os.getcwd()]] * len(texts)
 
 
-async def patient(texts: list[str]) -> list[int]:
-    """As ``lengths``, asynchronously; ``wait`` waits for ever without keeping the loop busy."""
-    await asyncio.sleep(0)
-    for text in texts:
-        if text == "wait":
-            await asyncio.sleep(3600)
-        act(text)
-    return [len(text) for text in texts]
-
-
-KEPT: list[asyncio.AbstractEventLoop] = []
-
-
-async def same_loop(texts: list[str]) -> list[bool]:
-    """Whether all calls in this process run in one loop, as a client that is kept between them needs."""
-    KEPT.append(asyncio.get_running_loop())
-    return [KEPT[0] is asyncio.get_running_loop()] * len(texts)
-
-
 def on_odd(prompts: list[str], completions: list[str], kind: list[str], **columns: Any) -> list[bool | None]:
     """Asks for an ``a`` where the context is odd; does not apply elsewhere."""
     return ["a" in text if what == "odd" else None for text, what in zip(completions, kind, strict=True)]
-
-
-async def on_even(prompts: list[str], completions: list[str], kind: list[str], **columns: Any) -> list[float | None]:
-    await asyncio.sleep(0)
-    return [float("b" in text) if what == "even" else None for text, what in zip(completions, kind, strict=True)]
 
 
 def talkative(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:

@@ -22,15 +22,15 @@ PROMPTS = (
     "two dogs", "the quick brown", "def add(a, b):", "fox", "one lazy dog", "three cats play", "no more", "go on",
     "some word", "a cold morning", "four roads", "who knows", "slow motion",
 )  # fmt: skip
-EPOCHS = 3
-HALF = 2
+EPOCHS = 2
+HALF = 1
 """The epoch after which runs are resumed."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"evaluate_at_end": False, "gradient_checkpointing": True}),
-    "llama": ("llama", {"keep": "best", "validation_contexts": 7, "max_grad_norm": 1.0, "evaluate_every": 2}),
+    "llama": ("llama", {"keep": "best", "validation_contexts": 7, "max_grad_norm": 1.0, "evaluate_every": 1}),
     "t5": ("t5", {"batch_size": 7, "base_dtype": "bfloat16", "learning_rate": 3e-4}),
-    "ziegler": ("gpt2", {"method": "ziegler", "epochs": 2, "ziegler_epochs": 2, "evaluate_at_end": False}),
-    "adapters": ("llama", {"lora_rank": 2, "epochs": 2, "evaluate_at_end": False}),
+    "ziegler": ("gpt2", {"method": "ziegler", "ziegler_epochs": 2, "evaluate_at_end": False}),
+    "adapters": ("llama", {"lora_rank": 2, "evaluate_at_end": False}),
 }
 """Every run by its name: the family of its model, and its settings."""
 
@@ -66,7 +66,7 @@ def trainer(models: Path, folder: Path, name: str, sharding: str, deadly: bool =
         "output_dir": str(folder), "epochs": EPOCHS, "contexts_per_epoch": 3, "num_generations": 4,
         "max_completion_length": 4, "learning_rate": 5e-4, "warmup_epochs": 0, "device": "cpu", "check_workers": 0,
         "sharding": sharding, "tokens_per_pass": 40, "rows_per_pass": 8, "save_every": HALF,
-        "keep_checkpoints": 9, "evaluate_every": 0, "evaluation_samples": 2, "evaluation_contexts": 2,
+        "keep_checkpoints": 9, "evaluate_every": 0, "evaluation_samples": 2, "evaluation_contexts": 2, "gain_draws": 4,
         "adam_epsilon": 1e-4,  # or rounding would decide on the sign of the steps of weights without a gradient
     }  # fmt: skip
     data = [{"prompt": prompt} for prompt in PROMPTS]

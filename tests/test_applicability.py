@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import coroutine_rules
 import naughty
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.constraints.judge import Judge
@@ -105,13 +106,13 @@ def test_a_coroutine_that_exits_fails_and_the_next_one_is_awaited() -> None:
 
 @pytest.mark.parametrize(("verb", "kind"), [("wait", "timeout"), ("hang", "timeout"), ("raise", "exception")])
 def test_a_coroutine_has_the_limits_of_any_other_function(verb: str, kind: str) -> None:
-    found = outcome(naughty.patient, ["good"] * 20 + [verb] + ["fine!"] * 10)
+    found = outcome(coroutine_rules.patient, ["good"] * 20 + [verb] + ["fine!"] * 10)
     assert {place: failure.kind for place, failure in found.failures.items()} == {20: kind}
     assert found.values[19:22] == [4, None, 5]
 
 
 def test_calls_share_a_loop() -> None:
-    assert all(outcome(naughty.same_loop, ["a"] * 64).values)
+    assert all(outcome(coroutine_rules.same_loop, ["a"] * 64).values)
 
 
 # The estimates: a sample that is left out is as good as never drawn.
@@ -157,7 +158,7 @@ def trained(folder: Path, constraints: Any, kinds: tuple[str, ...] = KINDS, **ch
 
 
 def test_a_run_leaves_them_out_of_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(tmp_path, [naughty.on_odd, naughty.on_even])
+    trained(tmp_path, [naughty.on_odd, coroutine_rules.on_even])
     samples = list(read_jsonl(tmp_path / "samples.jsonl"))
     for record in read_jsonl(tmp_path / "metrics.jsonl"):
         drawn = [sample for sample in samples if sample["epoch"] == record["epoch"]]
@@ -183,7 +184,7 @@ def test_a_run_leaves_them_out_of_every_figure(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_workers_say_the_same(tmp_path: Path) -> None:
-    constraints = [naughty.on_odd, naughty.on_even]
+    constraints = [naughty.on_odd, coroutine_rules.on_even]
     here = trained(tmp_path / "here", constraints)
     there = trained(tmp_path / "there", constraints, check_workers=1)
     assert torch.equal(*(next(trainer.model.parameters()) for trainer in (here, there)))

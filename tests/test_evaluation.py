@@ -252,6 +252,24 @@ def test_bleu_from_sums_is_that_of_the_corpus() -> None:
     assert twice == pytest.approx(sacrebleu.corpus_bleu(*repeated).score, rel=1e-9)
 
 
+def test_bleu_of_any_sums_is_that_of_sacrebleu() -> None:
+    """Also where an order has no match or no n-gram, and outputs are empty, short or long."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    generator = np.random.default_rng(3)
+    length = generator.integers(0, 9, size=500)
+    totals = np.maximum(0, length[:, None] - np.arange(4))
+    matches = generator.binomial(totals, generator.choice([0.0, 0.2, 0.6, 1.0], size=(500, 1)))
+    reference = generator.integers(1, 9, size=500)
+    sums = np.concatenate([matches, totals, length[:, None], reference[:, None]], axis=1).astype(np.float64)
+    found = bleu_statistic([], [], str).of(sums.reshape(50, 10, 10))
+    rows = zip(matches.tolist(), totals.tolist(), length.tolist(), reference.tolist(), strict=True)
+    expected = [BLEU.compute_bleu(*row, smooth_method="exp").score for row in rows]
+    assert found.shape == (50, 10)
+    assert found.ravel() == pytest.approx(expected, rel=1e-12)
+    assert 100 < np.count_nonzero(found) < 450
+
+
 def test_bleu_by_hand() -> None:
     """BLEU = 100 · exp(min(0, 1 - r/l)) · (p₁ p₂ p₃ p₄)^(1/4), of l words against r in the reference.
 

@@ -1,4 +1,4 @@
-"""The notebook under examples/ and the program of the page on targets run as they stand."""
+"""The notebook under examples/ and the program of the page on targets run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,16 +18,33 @@ def run(source: str, names: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def test_the_notebook_runs() -> None:
+SMALL = {
+    "num_generations=16": "num_generations=4",
+    "epochs=3": "epochs=1",
+    "max_completion_length=24": "max_completion_length=12",
+    "evaluation_samples=16": "evaluation_samples=2, gain_draws=4",
+}
+"""Settings of the notebook, and what the short form has in their place."""
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_the_notebook_runs(whole: bool) -> None:
+    """As it stands, or with a smaller run."""
     matplotlib.use("Agg")
     notebook = json.loads((ROOT / "examples" / "targets.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "notebook"}
+    changed = []
     for cell in notebook["cells"]:
         assert cell.get("outputs", []) == []  # results are made, not stored
         if cell["cell_type"] == "code":
-            run("".join(cell["source"]), names)
+            source = "".join(cell["source"])
+            for setting, small in SMALL.items() if not whole else ():
+                changed += [setting] * source.count(setting)
+                source = source.replace(setting, small)
+            run(source, names)
+    assert changed == ([] if whole else [*SMALL])
     assert abs(names["fitted"].fit.reached[0] - 0.5) < 1e-6
-    assert len(names["lines"]) == 4
+    assert len(names["lines"]) == (4 if whole else 2)
     assert len(names["axes"]) == 2
 
 

@@ -71,11 +71,11 @@ def test_a_long_tail_keeps_its_mass() -> None:
     vocabulary = 50_001
     logits = torch.full((1, vocabulary), -np.log(1e5).item())
     logits[0, 0] = np.log(0.5).item()
-    u = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    tokens, _ = draw_tokens(logits.expand(4000, -1), u)
-    assert (tokens == 0).sum() == 2000
-    expected = 1 + ((u[2000:] - 0.5) / 1e-5).floor().long()
-    assert (tokens[2000:] - expected).abs().max() <= 1
+    u = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    tokens, _ = draw_tokens(logits.expand(400, -1), u)
+    assert (tokens == 0).sum() == 200
+    expected = 1 + ((u[200:] - 0.5) / 1e-5).floor().long()
+    assert (tokens[200:] - expected).abs().max() <= 1
 
 
 @settings(max_examples=200, deadline=None)

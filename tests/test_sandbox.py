@@ -228,11 +228,11 @@ def test_a_worker_whose_function_leaks_is_replaced() -> None:
 
 def test_hanging_samples_run_side_by_side(tmp_path: Path) -> None:
     """Each records how many hang when it starts: more than the workers for new samples."""
-    batch = (["good"] * 24 + [f"crowd {tmp_path / 'hanging'}"]) * 8
+    batch = (["good"] * 24 + [f"crowd {tmp_path / 'hanging'}"]) * 4
     with pool(naughty.lengths) as made:
         made.collect(made.submit(naughty.lengths, ["good"] * 64))  # how long one takes is known from here on
         found = made.collect(made.submit(naughty.lengths, batch))
-    assert Counter(failure.kind for failure in found.failures.values()) == {"timeout": 8}
+    assert Counter(failure.kind for failure in found.failures.values()) == {"timeout": 4}
     seen = [int(line.split()[1]) for line in (tmp_path / "hanging").read_text().splitlines()]
     assert max(seen) > QUICK.workers, seen
 
@@ -808,7 +808,9 @@ def test_workers_do_not_change_a_run(tmp_path: Path) -> None:
 
 def test_no_process_is_left_after_a_run(tmp_path: Path) -> None:
     before = set(descendants(os.getpid()))
-    made = trainer(tmp_path, naughty.constraint, "hang", check_failures=0.0, epochs=1)
+    made = trainer(
+        tmp_path, naughty.constraint, "hang", check_failures=0.0, epochs=1, num_generations=4, check_seconds=0.2
+    )
     with pytest.raises(RunError):
         made.train()
     assert have_ended([pid for pid in descendants(os.getpid()) if pid not in before])

@@ -152,7 +152,9 @@ MANY = [{"prompt": f"prompt {i}"} for i in range(9)]
 
 def test_a_run_comes_to_the_target(tmp_path: Path) -> None:
     """λ is estimated, so the moment and KL(p, π) are compared with those of the exact target, within its noise."""
-    made = trainer(tmp_path, epochs=150, num_generations=96, learning_rate=0.15, decay_epochs=80, evaluate_every=0)
+    made = trainer(
+        tmp_path, epochs=150, num_generations=96, learning_rate=0.15, decay_epochs=80, evaluate_every=0, save_every=1000
+    )
     made.train()
     world = World()
     fits = json.loads((tmp_path / "moments.json").read_text())
@@ -173,7 +175,7 @@ def test_a_reward_gives_the_mean_and_the_distance_of_the_ideal_model(tmp_path: P
     beta = 0.8
     made = trainer(
         tmp_path, [Reward(factor_rules.minus_length, beta)], epochs=120, num_generations=96, learning_rate=0.15,
-        decay_epochs=60, evaluate_every=0,
+        decay_epochs=60, evaluate_every=0, save_every=1000,
     )  # fmt: skip
     made.train()
     base = tabular(SEED)

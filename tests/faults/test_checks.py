@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ MEASURES = (
 )
 LIMITS = Limits(workers=2, seconds=10.0, megabytes=1024)
 SHORT = Limits(workers=2, seconds=3.0, megabytes=256)
-QUICK = Limits(workers=2, seconds=0.5, megabytes=256)
-"""A quarter of a second of computing, which every text that exhausts a check spends: good ones take a fiftieth."""
+QUICK = Limits(workers=2, seconds=0.3, megabytes=256)
+"""Some 150 milliseconds of computing, which every text that exhausts a check spends: good ones take five."""
 SLACK = 0.5
 SOURCE = "Barack Obama met Angela Merkel in Paris. Two of the United Nations' seven envoys flew to Texas with Google."
 
@@ -117,8 +118,22 @@ def judging(constraint: Callable[..., Any], limits: Limits) -> Iterator[Callable
 
 
 def judged(constraint: Callable[..., Any], texts: Sequence[str], limits: Limits) -> Verdicts:
+    """On a busy machine a text may wait longer for a core than its time limit: then it is judged anew, with more time.
+
+    One that hangs, and uses no computing time, is late again.
+    """
     with judging(constraint, limits) as verdicts_of:
-        return verdicts_of(texts)
+        first = verdicts_of(texts)
+    late = [place for place, failure in first.failures.items() if failure.kind == "timeout"]
+    if not late or limits is not QUICK:
+        return first
+    again = judged(constraint, [texts[place] for place in late], SHORT)
+    b = list(first.b)
+    for place, verdict in zip(late, again.b, strict=True):
+        b[place] = verdict
+    failures = {place: failure for place, failure in first.failures.items() if place not in late}
+    failures |= {late[place]: failure for place, failure in again.failures.items()}
+    return replace(first, b=b, failures=failures, exhausted=first.exhausted + again.exhausted)
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.__name__)

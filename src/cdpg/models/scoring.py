@@ -42,39 +42,37 @@ class _Pass:
     contexts: set[int] = field(default_factory=set)
     longest_prompt: int = 0
     longest: int = 0
+    cost: int = 0
+    """Tokens, padding included."""
 
-    @property
-    def cost(self) -> int:
-        """Tokens, padding included."""
-        return len(self.contexts) * self.longest_prompt + len(self.rows) * self.longest
+    def takes(self, row: int, context: int, prompt: int, length: int, limit: int) -> bool:
+        """Add a row, unless that would exceed the limit; a single row may exceed it. Whether it was added.
 
-    @property
-    def copied(self) -> int:
-        """Tokens of prompts whose keys and values are held once for each row."""
-        return len(self.rows) * self.longest_prompt
-
-    def with_row(self, row: int, context: int, prompt: int, length: int) -> _Pass:
-        return _Pass(
-            [*self.rows, row], self.contexts | {context}, max(self.longest_prompt, prompt), max(self.longest, length)
-        )
+        Short completions of long prompts need most of their memory for the prompts' keys and values, which are held
+        once for each row.
+        """
+        rows, contexts = len(self.rows) + 1, len(self.contexts) + (context not in self.contexts)
+        longest_prompt, longest = max(self.longest_prompt, prompt), max(self.longest, length)
+        cost, copied = contexts * longest_prompt + rows * longest, rows * longest_prompt
+        if self.rows and (cost > limit or copied > COPIED * limit):
+            return False
+        self.rows.append(row)
+        self.contexts.add(context)
+        self.longest_prompt, self.longest, self.cost = longest_prompt, longest, cost
+        return True
 
 
 def _cut(
     order: Iterable[int], prompt_lengths: Sequence[int], lengths: Sequence[int], per_context: int, limit: int
 ) -> list[_Pass]:
-    """Consecutive parts of ``order`` within the limit; a single row may exceed it.
-
-    Short completions of long prompts need most of their memory for the prompts' keys and values.
-    """
+    """Consecutive parts of ``order`` within the limit."""
     parts: list[_Pass] = []
     for row in order:
         context = row // per_context
-        facts = row, context, prompt_lengths[context], lengths[row]
-        longer = parts[-1].with_row(*facts) if parts else None
-        if longer is not None and longer.cost <= limit and longer.copied <= COPIED * limit:
-            parts[-1] = longer
-        else:
-            parts.append(_Pass().with_row(*facts))
+        facts = row, context, prompt_lengths[context], lengths[row], limit
+        if not parts or not parts[-1].takes(*facts):
+            parts.append(_Pass())
+            parts[-1].takes(*facts)
     return parts
 
 
