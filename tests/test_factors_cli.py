@@ -85,7 +85,7 @@ def test_a_run_with_factors_alone_and_its_evaluation(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("factors", "words"),
     [
-        (["--moment", "checks:even=7"], "strictly between 0 and 1 can be had"),
+        (["--moment", "checks:even=7"], "strictly between 0 and 1 can be reached"),
         (["--reward", "checks:broken=1"], "reward checks:broken gave no number: it returned nan"),
     ],
 )

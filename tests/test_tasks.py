@@ -463,7 +463,7 @@ def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
     assert len(result["seeds"]["cdpg"]["satisfaction"]["values"]) == 2
     samples = {name: cost["samples"] for name, cost in result["costs"].items()}
     assert samples["reinforce-seed0"] == samples["reinforce-seed1"] == 16
-    assert samples["cdpg-seed0"] == samples["cdpg-seed1"] == 16 + 7 * 8, "with those drawn for the contexts set aside"
+    assert samples["cdpg-seed0"] == samples["cdpg-seed1"] == 16 + 7 * 8, "with those drawn for the validation contexts"
     assert {"python", "torch"} <= set(versions())
     assert result["versions"] == versions()
     for name in RUNS:

@@ -649,7 +649,9 @@ def test_early_stopping_looks_at_held_out_satisfaction(tmp_path: Path, monkeypat
     trainer = CDPGTrainer(tabular(4), has_a, config, CONTEXTS, CONTEXTS, callbacks=[EarlyStoppingCallback(2)])
     assert trainer.train()["epoch"] == 5
     assert (tmp_path / "checkpoints" / "epoch-000005").is_dir()
-    with pytest.raises(UserError, match="EarlyStoppingCallback looks at evaluations along the run, and there are none"):
+    with pytest.raises(
+        UserError, match="EarlyStoppingCallback looks at evaluations during the run, and there are none"
+    ):
         CDPGTrainer(tabular(4), has_a, config, CONTEXTS, callbacks=[EarlyStoppingCallback])
 
 

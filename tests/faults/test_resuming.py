@@ -421,7 +421,7 @@ def test_a_run_of_an_earlier_version_is_compared_in_what_it_used(
 
 
 def test_settings_are_compared_by_what_they_do(run: Path) -> None:
-    """No contexts are set aside and the constraint has no function 'hopeless': either value does the same."""
+    """There are no validation contexts and the constraint has no function 'hopeless': either value does the same."""
     make(run, epochs=5, keep="last", prune=False).train(resume_from_checkpoint=True)
     assert epochs(run) == [1, 2, 3, 4, 5]
 

@@ -19,11 +19,11 @@ from cdpg.tasks.chat.constraint import NOT_JSON, VALID, outcome, read_json
 
 METRICS = {
     "valid_json": Metric(
-        "valid JSON", "Share of answers that are JSON by their schema.", better="higher", group="requirement"
+        "valid JSON", "Share of answers that are JSON and follow their schema.", better="higher", group="requirement"
     ),
     "fields_right": Metric(
         "fields right",
-        "Share of a record's fields that the answer has right; 0 for an answer that is no JSON object.",
+        "Share of a record's fields that the answer has right; 0 for an answer that is not a JSON object.",
         better="higher",
     ),
     "fields_right_valid": Metric(
