@@ -294,7 +294,7 @@ def test_an_engine_may_draw_from_another_model(
         ("logits", "it has numbers that are not log-probabilities"),
         ("other tokens", "token 5,000 is not one of the model's 300 tokens: let it serve the model that is tuned"),
         ("no ids", "gave no token ids with log-probabilities"),
-        ("refuses weights", r"refuses /collective_rpc: 500 shapes do not match; it was to load the weights in"),
+        ("refuses weights", r"refuses /collective_rpc: 500 shapes do not match; it could not load the weights in"),
         ("keeps weights", "the engine's log-probabilities are not those of the model"),
         ("other run", "another program has changed the engine's weights while it drew samples"),
     ],

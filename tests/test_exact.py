@@ -452,7 +452,7 @@ def test_samples_of_the_ideal_model_by_command(place: Path, monkeypatch: pytest.
 def test_the_seed_that_repeats_exact_samples_is_shown(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, errors = cdpg(place, "sample", "run", "--context", "two dogs", "--exact", monkeypatch=monkeypatch)
     assert re.search(r"the same samples again: --seed \d+\n", errors)
-    assert re.search(r"by [\d,]+ draws β is [\d.]+: of those to come [\d.]+% should be taken", errors)
+    assert re.search(r"β = [\d.]+, chosen by [\d,]+ draws; [\d.]+% of the next draws should be accepted", errors)
 
 
 REFUSED = [
@@ -475,7 +475,7 @@ REFUSED = [
         "needy",
         [],
         2,
-        "or give the parameter a default; a context that is typed is its text alone: use cdpg.ExactSampler",
+        "or give the parameter a default; a context given on the command line has no columns: use cdpg",
     ),
     ("never", [], 1, "none of 8,192 samples of the tuned model satisfies the constraint in this context"),
     ("run", ["2"], 2, "--exact takes a total variation between 0 and 1, such as 0.05, not 2"),

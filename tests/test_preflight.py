@@ -130,7 +130,7 @@ def test_weights_that_rest_on_few_samples_are_reported() -> None:
 def test_advice_on_the_weights_of_cdpg_is_for_cdpg(method: str) -> None:
     assert only(advise(stats([0.75] * 16, samples=4, method=method))).level == "fine"
     found = advise(stats([0.0] * 12 + [1 / 32] * 4, method=method))[0]
-    assert "a context seldom teaches anything. Raise num_generations" in found.text
+    assert "a context rarely contributes. Raise num_generations" in found.text
     assert "cdpg" not in found.text
 
 

@@ -287,7 +287,7 @@ def test_another_moment_cannot_be_resumed(tmp_path: Path) -> None:
         ),
         ([Reward(factor_rules.always_nan, 1.0)], {}, "the check of every one of 48 samples of the base failed (value)"),
         ([Moment(factor_rules.always_nan, 1.0)], {}, "it returned nan, and a finite number is expected"),
-        (HYBRID, {"method": "reinforce"}, "does not aim at the target"),
+        (HYBRID, {"method": "reinforce"}, "need a method whose optimum is the target, not reinforce"),
     ],
 )
 def test_what_cannot_be_had_is_refused_and_nothing_is_written(

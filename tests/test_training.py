@@ -316,7 +316,7 @@ def test_adapters_start_the_same_for_the_same_seed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report_to names 'nosuch', which is no tracker: the trackers are aim, "):
+    with pytest.raises(UserError, match="report_to names 'nosuch', which is not a tracker: the trackers are aim, "):
         tabular_trainer(tmp_path, report_to=("nosuch",))
 
 

@@ -138,7 +138,7 @@ def require_target(names: Sequence[str]) -> None:
     if others:
         known = ", ".join(name for name, method in METHODS.items() if method.targets_p)
         raise UserError(
-            f"{', '.join(others)} does not aim at the target, of which moments and rewards are a part: choose "
+            f"moments and rewards need a method whose optimum is the target, not {', '.join(others)}: choose "
             f"{term('method')} among {known}, or leave them out"
         )
 
