@@ -30,7 +30,7 @@ from cdpg.models.loading import load_base, load_model
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import StopRule
 from cdpg.models.transformer import TransformerModel
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.system.distributed import Processes, make_accelerator
@@ -251,7 +251,7 @@ def _sample(rollout: Rollout, row: int) -> ExactSample:
 def _refuse_unjudged(rollout: Rollout) -> None:
     """Raise an error if no sample has a verdict; log a warning if some checks failed."""
     count, failed = rollout.b.numel(), int(rollout.failed.sum())
-    example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+    example = example_of(rollout.failures)
     if bool(rollout.inapplicable.all()):
         raise UserError(
             f"no constraint applies to any of {count:,} samples of this context (all returned None): give a context to "

@@ -23,7 +23,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.models.base import PromptTokens
 from cdpg.models.rng import UniformStream
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.system.stopping import never_stop
 from cdpg.target.moments import MomentFit, MomentSamples, Unreachable, fit_multipliers, summarize
@@ -153,7 +153,7 @@ def refuse_failing(rollout: Rollout, allowed: float) -> None:
     if not failed or (failed < total and failed <= allowed * total):
         return
     kinds = Counter(key.removeprefix("failed_") for key in rollout.checks if key.startswith("failed_"))
-    example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+    example = example_of(rollout.failures)
     many = "every one" if failed == total else f"{failed:,}"
     raise RunError(
         f"the check of {many} of {total:,} samples of the base failed ({', '.join(kinds)}){example}: fix the function"

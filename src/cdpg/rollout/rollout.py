@@ -120,3 +120,8 @@ class Rollout:
         """This process's rows of a ``[context, sample]`` tensor, flat."""
         first = self.first_context
         return tensor[first : first + len(self.samples.contexts)].flatten()
+
+
+def example_of(failures: Mapping[int, CheckFailure]) -> str:
+    """``; for example, …`` for a message, with one of the failed checks; empty if there are none."""
+    return f"; for example, {next(iter(failures.values()))}" if failures else ""

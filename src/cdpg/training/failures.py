@@ -11,7 +11,7 @@ from typing import Any
 
 from cdpg.errors import CDPGError, RunError, UserError
 from cdpg.messages.terms import term
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.training.records import failure_records
@@ -73,7 +73,7 @@ class FailureLog:
         recently, among = self._recently(failed, total)
         if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
             return None
-        example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+        example = example_of(rollout.failures)
         if failed == total:
             return (
                 f"the check of every sample of epoch {rollout.number} failed ({_kinds(rollout.checks)}){example}; "
