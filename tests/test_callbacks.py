@@ -171,7 +171,7 @@ def test_callbacks_are_added_and_removed(tmp_path: Path) -> None:
     assert trainer.pop_callback(recorder) is None
     trainer.add_callback(Recorder)
     trainer.remove_callback(Recorder)
-    with pytest.raises(UserError, match="evaluations along the run, and there are none: pass eval_dataset"):
+    with pytest.raises(UserError, match="evaluations during the run, and there are none: pass eval_dataset"):
         trainer.add_callback(EarlyStoppingCallback)
     trainer.train()
     assert recorder.events == []
@@ -209,7 +209,7 @@ def test_an_evaluation_that_cannot_be_made_is_refused_and_costs_no_epoch(tmp_pat
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_evaluate = state.global_step == 2
 
-    with pytest.raises(UserError, match="a callback asks for an evaluation, and there are no contexts for it"):
+    with pytest.raises(UserError, match="a callback asks for an evaluation, but there are no contexts for it"):
         make(tmp_path, [Asks], None, save_every=100).train()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch-000002"]
 
@@ -219,7 +219,7 @@ def test_stock_callbacks_live_without_evaluations(tmp_path: Path, capsys: pytest
     assert make(tmp_path, stock, evaluate_every=0).train()["epoch"] == 3
     assert capsys.readouterr().out.count("'satisfaction': ") == 6
     assert not (tmp_path / "evaluations.jsonl").exists()
-    with pytest.raises(UserError, match="evaluations along the run, and evaluate_every is 0: raise it"):
+    with pytest.raises(UserError, match="evaluations during the run, and evaluate_every is 0: raise it"):
         make(tmp_path, [EarlyStoppingCallback], evaluate_every=0)
 
 

@@ -190,12 +190,12 @@ def test_the_card_tells_what_was_tuned_on_and_which_model_it_is() -> None:
     settings = {"origin": {"contexts": {"count": 1000}, "tuned_on": {"count": 936}}}
     evaluation = {"contexts": 300, "contexts_with_gain": 114, "tuned": {"gain": 1.0}}
     text = card(settings, evaluation, SPENT, None, {"keep": "best", "epoch": 1, "gain_validation": 0.5})
-    for row in ("contexts to tune on | 936", "contexts set aside | 64", "epochs | 2", "model of epoch | `1`"):
+    for row in ("contexts to tune on | 936", "validation contexts | 64", "epochs | 2", "model of epoch | `1`"):
         assert f"| {row} |" in text
     assert "The gain is that of 114 of the 300 contexts, those with a sample of the ideal model." in text
     earlier = card({"origin": {"contexts": {"count": 1000}}}, {}, SPENT, None, {"keep": "last", "epoch": 2})
     assert "| contexts to tune on | 1,000 |" in earlier
-    assert "set aside" not in earlier
+    assert "validation contexts" not in earlier
     assert "model of epoch" not in earlier
 
 

@@ -102,7 +102,7 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["run", *OWN[:4], "--constraint", "cheks:even"], "or an installed module; did you mean 'checks'?"),
         (["run", "code-pep8", "--preset", "papr"], "there is no preset 'papr'; did you mean 'paper'?"),
         (["run", "code-pep8", "--preset", "huge"], "there is no preset 'huge'; code-pep8 has tiny, paper"),
-        (["run", *OWN, "--set", "report_to=wanbd"], "names 'wanbd', which is no tracker: did you mean 'wandb'?"),
+        (["run", *OWN, "--set", "report_to=wanbd"], "names 'wanbd', which is not a tracker: did you mean 'wandb'?"),
         (["report", "lama"], "'lama' is not a folder: expected one that cdpg run or cdpg compare wrote; did you mean "),
         (["run", *OWN[:4], "--constraint", "checks"], "module:function"),
         (["run", *OWN[:2], "--contexts", "none.csv", *OWN[4:]], "none.csv"),
@@ -310,7 +310,7 @@ def test_a_comparison_says_what_it_will_replace(tmp_path: Path, monkeypatch: pyt
 
     assert told("cdpg", "dpg", "ziegler") == []
     (notice,) = told("cdpg")
-    assert "comparison.json' holds dpg, too, and will be replaced" in notice
+    assert "comparison.json' also holds dpg and will be replaced" in notice
     (tmp_path / "comparison.json").write_text("{damaged")
     assert told("cdpg") == []
 

@@ -28,7 +28,7 @@ from cdpg.report.outcome_rules import (
     needed,
     no_gain,
 )
-from cdpg.report.remarks import Finding, Passed, Remark, Topic, Unjudged, collect_remarks
+from cdpg.report.remarks import Finding, Passed, Remark, Topic, Unjudged, diagnosis_of
 from cdpg.report.study import Study
 from cdpg.report.training_rules import (
     DEGENERATE,
@@ -342,12 +342,12 @@ def test_remarks_are_listed_by_topic() -> None:
         Unjudged("a", one, "lost"), Unjudged("b", one, "lost"),
         Finding("warning", "a", "W", ""), Finding("problem", "b", "P", ""), Finding("warning", "b", "U", "", "", 1),
     ]  # fmt: skip
-    made = collect_remarks(remarks, ["a", "b"])
+    made = diagnosis_of(remarks, ["a", "b"])
     assert [(line.name, line.shown, line.limit) for line in made.passed] == [("one", "a 0, b 0.5", "above 1")]
     assert made.unjudged == (("too short", "two (a)"), ("lost", "one"))
     assert [finding.title for finding in made.findings] == ["U", "P", "W"]
     assert ([f.title for f in made.urgent], [f.title for f in made.others]) == (["U"], ["P", "W"])
-    same = collect_remarks([Passed("a", one, "0"), Passed("b", one, "0")], ["a", "b"])
+    same = diagnosis_of([Passed("a", one, "0"), Passed("b", one, "0")], ["a", "b"])
     assert same.passed[0].shown == "0"
 
 
@@ -430,7 +430,7 @@ def test_the_model_that_was_chosen_is_named_and_judged(tmp_path: Path) -> None:
     assert "Moved away from the ideal model" not in [finding.title for finding in made.findings]
     assert "0.3 nats, at best 0.3" in str(made.passed)
     text = _page(run)
-    assert "of epoch 3, chosen by the gain on contexts set aside" in text
+    assert "of epoch 3, chosen by the gain on validation contexts" in text
     assert "0.25 nats farther from the ideal model [−0.50, 0.12]" in text
     assert "The gain is that of 114 of the 500 contexts, those with a sample of the ideal model." in text
     write_json(run / "kept.json", {"keep": "last", "epoch": 20, "gain_validation": 0.7})
@@ -484,7 +484,7 @@ def test_an_evaluation_without_a_satisfying_sample_is_not_said_to_be_missing(tmp
     reasons = dict(diagnose(read_study([run])).unjudged)
     both = "pooled KL(p, π), base → tuned, KL(π, a) for what was gained"
     assert reasons["no evaluation has it for base and tuned model"] == both
-    assert reasons["fewer than two evaluations along the run have it"] == "KL(p, π) along the run"
+    assert reasons["fewer than two evaluations during the run have it"] == "KL(p, π) during the run"
 
 
 def test_a_sound_run_lists_all_that_was_looked_at(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_the_reverse_kl_comes_to_a_target_with_a_reward(tmp_path: Path) -> None:
 def test_the_reverse_kl_is_refused_where_b_can_be_0(tmp_path: Path) -> None:
     trainer = CDPGTrainer(tabular(4), has_a, settings(tmp_path / "run", divergence="reverse_kl"), CONTEXTS)
     with pytest.raises(
-        UserError, match=r"infinite where a sample has b = 0.*output\), or divergence: alpha with alpha: 0.9$"
+        UserError, match=r"infinite if a sample has b = 0.*output\), or divergence: alpha with alpha: 0.9$"
     ):
         trainer.train()
     assert not (tmp_path / "run").exists()

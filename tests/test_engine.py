@@ -110,11 +110,11 @@ def rows_of(chunks: Iterator[Chunk]) -> dict[int, dict[str, Any]]:
         ((), (), "0 tokens with 0 log-probabilities"),
         ((1, 0), (-1.0,), "2 tokens with 1 log-probabilities"),
         ((1, 1, 1, 1, 1), (-1.0,) * 5, "5 tokens with 5 log-probabilities, of at most 4"),
-        ((1, 9, 1, 1), (-1.0,) * 4, "token 9 is none of the model's 4"),
-        ((1, 1, 1, 1), (-1.0, 2.0, -1.0, -1.0), "no log-probabilities"),
-        ((1, 1, 1, 1), (-1.0, float("nan"), -1.0, -1.0), "no log-probabilities"),
+        ((1, 9, 1, 1), (-1.0,) * 4, "token 9 is not one of the model's 4 tokens"),
+        ((1, 1, 1, 1), (-1.0, 2.0, -1.0, -1.0), "not log-probabilities"),
+        ((1, 1, 1, 1), (-1.0, float("nan"), -1.0, -1.0), "not log-probabilities"),
         ((1, 1), (-1.0, -1.0), "ends after 2 of 4 tokens without an end token"),
-        ((0, 1, 1, 1), (-1.0,) * 4, "goes on after an end token"),
+        ((0, 1, 1, 1), (-1.0,) * 4, "continues after an end token"),
     ],
 )
 def test_answers_that_are_not_samples_of_the_model_are_refused(
@@ -291,10 +291,10 @@ def test_an_engine_may_draw_from_another_model(
         ("hangs up", r"cannot be reached \(.*\): start it again, and continue with train\(resume_from_checkpoint="),
         ("never answers", r"did not answer /v1/completions within 4 seconds: raise engine_seconds, and continue"),
         ("ends early", "ends after 4 of 5 tokens without an end token"),
-        ("logits", "it holds numbers that are no log-probabilities"),
-        ("other tokens", "token 5,000 is none of the model's 300: let it serve the model that is tuned"),
+        ("logits", "it has numbers that are not log-probabilities"),
+        ("other tokens", "token 5,000 is not one of the model's 300 tokens: let it serve the model that is tuned"),
         ("no ids", "gave no token ids with log-probabilities"),
-        ("refuses weights", r"refuses /collective_rpc: 500 shapes do not match; it was to load the weights in"),
+        ("refuses weights", r"refuses /collective_rpc: 500 shapes do not match; it could not load the weights in"),
         ("keeps weights", "the engine's log-probabilities are not those of the model"),
         ("other run", "another program has changed the engine's weights while it drew samples"),
     ],
@@ -430,7 +430,7 @@ def test_vllm_inside_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prompt == {"prompt_token_ids": [4, 5]}
     assert {"n": 2, "seed": 11, "temperature": 1.0, "top_k": 0, "stop_token_ids": [2]}.items() <= vars(settings).items()
     stub.forgets = False
-    with pytest.raises(RunError, match="vLLM could not load the weights in '/third': what was computed of prompts"):
+    with pytest.raises(RunError, match="vLLM could not load the weights in '/third': the cache of prompts"):
         local.load("/third", "c")
     local.close()
 

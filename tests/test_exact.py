@@ -292,7 +292,8 @@ def test_a_tuned_model_that_is_far_from_p_is_told_of() -> None:
         found = make(rarely).sample("p", number=1, bound=0.01, pilot=128)
     assert found.pilot == 16 * 128
     assert any(
-        re.fullmatch(r"\d+ of 2,048 samples satisfy, and one of them has .*% of all weight: .*", n) for n in heard
+        re.fullmatch(r"\d+ of 2,048 samples satisfy the constraint, and one of them has .*% of the .*", n)
+        for n in heard
     )
 
 
@@ -353,7 +354,7 @@ def even(prompts: list[str], completions: list[str], **columns: Any) -> list[boo
 def test_models_with_other_tokens_are_refused(tmp_path: Path) -> None:
     models = [str(tiny.save(tmp_path / kind, kind)) for kind in ("llama", "t5")]
     sampler = ExactSampler(*models, even, {"max_completion_length": 4, "device": "cpu", "check_workers": 0})
-    with pytest.raises(UserError, match=r"have other tokens, and P is defined on the base's: .*name the base that"):
+    with pytest.raises(UserError, match=r"have different tokens, and P is defined on .* base: .*name the base that"):
         sampler.sample("two dogs")
 
 
@@ -440,7 +441,8 @@ def test_samples_of_the_ideal_model_by_command(place: Path, monkeypatch: pytest.
     figures = dict(re.findall(r"│ ([^│]+?) +│ +([\d.,]+) │", output))
     assert list(figures) == [
         "bound β on P/π", "acceptance rate", "draws for a sample", "draws of the base for a sample, 1/Z",
-        "total variation to p", "KL(p, samples), nats", "draws that this rests on", "draws of the pilot that chose β",
+        "total variation to p", "KL(p, samples), nats", "draws that these figures come from",
+        "draws of the pilot that chose β",
     ]  # fmt: skip
     assert 0.02 < float(figures["total variation to p"]) < 0.08
     assert float(figures["draws for a sample"]) == pytest.approx(1 / float(figures["acceptance rate"]), abs=0.1)
@@ -453,7 +455,7 @@ def test_samples_of_the_ideal_model_by_command(place: Path, monkeypatch: pytest.
 def test_the_seed_that_repeats_exact_samples_is_shown(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, errors = cdpg(place, "sample", "run", "--context", "two dogs", "--exact", monkeypatch=monkeypatch)
     assert re.search(r"the same samples again: --seed \d+\n", errors)
-    assert re.search(r"by [\d,]+ draws β is [\d.]+: of those to come [\d.]+% should be taken", errors)
+    assert re.search(r"β = [\d.]+, chosen by [\d,]+ draws; [\d.]+% of the next draws should be accepted", errors)
 
 
 REFUSED = [
@@ -461,9 +463,14 @@ REFUSED = [
         "llama",
         [],
         2,
-        "'llama' is no run's folder, and samples of the ideal model need the base and the constraint that ",
+        "'llama' is not a run's folder, and samples of the ideal model need the base and the constraint that ",
     ),
-    ("python", [], 2, "does not name the base and the constraint, as of a run begun in Python: use cdpg.ExactSampler"),
+    (
+        "python",
+        [],
+        2,
+        "the constraint, since the run was started in Python: use cdpg.ExactSampler",
+    ),
     ("gone", [], 2, "--exact judges samples by the run's constraint, and there is no module 'no_such_rules'"),
     ("renamed", [], 2, "by the run's constraint, and 'exact_rules' has no function 'evn'; did you mean 'even'?; start"),
     ("moved", [], 2, "there is no folder './elsewhere'"),
@@ -471,7 +478,7 @@ REFUSED = [
         "needy",
         [],
         2,
-        "or give the parameter a default; a context that is typed is its text alone: use cdpg.ExactSampler",
+        "or give the parameter a default; a context given on the command line has no columns: use cdpg",
     ),
     ("never", [], 1, "none of 8,192 samples of the tuned model satisfies the constraint in this context"),
     ("run", ["2"], 2, "--exact takes a total variation between 0 and 1, such as 0.05, not 2"),
@@ -521,7 +528,7 @@ def test_another_base_than_the_run_s_is_told_of(place: Path, monkeypatch: pytest
         run = write_run(place, name, origin={"base": written})
         with noticed() as heard:
             TunedRun.read(run.path).sampler().close()
-        assert sum("are not those that the run was made from" in notice for notice in heard) == told
+        assert sum("are not those that the run started from" in notice for notice in heard) == told
 
 
 def test_a_run_s_own_settings_count_and_its_leave_to_run_code_does_not(

@@ -155,7 +155,7 @@ def test_a_run_is_pushed_by_the_command(
 def test_what_cannot_be_pushed_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model's folder"):
         push_folder(tmp_path / "none", "me/short")
-    with pytest.raises(UserError, match="'me short!' is no name of a repository"):
+    with pytest.raises(UserError, match="'me short!' is not the name of a repository"):
         push_folder(tmp_path, "me short!")
     with pytest.raises(
         UserError, match=f"offline mode: unset HF_HUB_OFFLINE and push again; the model stays in '{tmp_path}"

@@ -296,5 +296,5 @@ def test_contexts_without_a_verdict_are_not_said_to_lack_a_satisfying_sample(tmp
     assert evaluation is not None
     found = evaluation.to_mapping({"base": "base", "tuned": "tuned"})
     assert found["contexts_with_gain"] == 1
-    told = "1 of 2 contexts have no satisfying sample of the base, and do not count in the gain"
-    assert [notice for notice in found["notices"] if "gain" in notice] == [f"{told}; a larger gain_draws finds more"]
+    told = "1 of 2 contexts have no satisfying sample of the base and do not count in the gain"
+    assert [notice for notice in found["notices"] if "gain" in notice] == [f"{told}; raise gain_draws to find more"]

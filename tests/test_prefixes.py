@@ -111,7 +111,7 @@ def test_what_is_neither_is_not_hopeless_and_is_logged_once(values: Any) -> None
     with noticed() as notices:
         assert ask(judge) == ask(judge) == [[False, True, True]]
     (notice,) = notices
-    assert "true or false is expected; a sample on which it fails goes on to its end" in notice
+    assert "true or false is expected; a sample on which it fails is drawn to its end" in notice
 
 
 @pytest.mark.parametrize("here", [True, False])

@@ -130,7 +130,7 @@ def test_weights_that_rest_on_few_samples_are_reported() -> None:
 def test_advice_on_the_weights_of_cdpg_is_for_cdpg(method: str) -> None:
     assert only(advise(stats([0.75] * 16, samples=4, method=method))).level == "fine"
     found = advise(stats([0.0] * 12 + [1 / 32] * 4, method=method))[0]
-    assert "a context seldom teaches anything. Raise num_generations" in found.text
+    assert "a context rarely contributes. Raise num_generations" in found.text
     assert "cdpg" not in found.text
 
 
@@ -161,8 +161,8 @@ PACE = Pace(sampling=1.0, constraint=0.5, scoring=0.1, gradient=0.3)
 def test_the_time_of_an_epoch() -> None:
     config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False, replay=0)
 
-    def seconds(satisfying: float, pace: Pace = PACE, aside: int = 5, **changes: Any) -> float:
-        return epoch_seconds(config.replace(**changes), pace, satisfying, aside)
+    def seconds(satisfying: float, pace: Pace = PACE, validation: int = 5, **changes: Any) -> float:
+        return epoch_seconds(config.replace(**changes), pace, satisfying, validation)
 
     assert seconds(0.5) == pytest.approx(10 + 5 * 0.4)
     assert seconds(0.0, Pace(1.0, 4.0, 0.1, 0.3)) == pytest.approx(40)
@@ -170,7 +170,7 @@ def test_the_time_of_an_epoch() -> None:
     assert seconds(0.5, control_variate=True) == pytest.approx(10 + 5 * 0.4), "too rare"
     replayed = 8 / 4 * 10 * 0.5 / (1 - 0.5**5)
     assert seconds(0.5, replay=8) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
-    assert seconds(0.5, replay=8, aside=0) == seconds(0.5), "nothing shows whether it helps"
+    assert seconds(0.5, replay=8, validation=0) == seconds(0.5), "nothing shows whether it helps"
     assert seconds(0.0, replay=8) == pytest.approx(10)
     assert seconds(0.5, method="ziegler") == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))
     assert seconds(0.5, method="raft") == pytest.approx(10 + 5 * (0.1 + 4 * 0.3))
@@ -179,12 +179,12 @@ def test_the_time_of_an_epoch() -> None:
 
 def test_the_time_to_find_samples_of_the_ideal_model() -> None:
     config = CDPGConfig(gain_draws=32, evaluation_samples=16)
-    assert ideal_seconds(config, PACE, 0.2, aside=5, held_out=10) == pytest.approx(5 * 20 + 10 * 4)
-    assert ideal_seconds(config, PACE, 0.0, aside=5, held_out=10) == pytest.approx(5 * 32 + 10 * 16)
-    assert ideal_seconds(config, PACE, 0.9, aside=0, held_out=10) == 0.0, "the evaluation's own samples are enough"
+    assert ideal_seconds(config, PACE, 0.2, validation=5, held_out=10) == pytest.approx(5 * 20 + 10 * 4)
+    assert ideal_seconds(config, PACE, 0.0, validation=5, held_out=10) == pytest.approx(5 * 32 + 10 * 16)
+    assert ideal_seconds(config, PACE, 0.9, validation=0, held_out=10) == 0.0, "the evaluation's own samples are enough"
     never = config.replace(evaluate_every=0, evaluate_at_end=False)
-    assert ideal_seconds(never, PACE, 0.2, aside=0, held_out=10) == 0.0
-    assert ideal_seconds(config.replace(gain_draws=0), PACE, 0.2, aside=0, held_out=10) == 0.0
+    assert ideal_seconds(never, PACE, 0.2, validation=0, held_out=10) == 0.0
+    assert ideal_seconds(config.replace(gain_draws=0), PACE, 0.2, validation=0, held_out=10) == 0.0
 
 
 def test_the_time_of_evaluations() -> None:

@@ -182,7 +182,7 @@ def test_the_first_epoch_tells_time_and_memory() -> None:
     guessed = 6.0 / config.samples_per_epoch * config.evaluation_samples * (3 * 10 + 2 * 20)
     perhaps = f"6s; evaluations are perhaps {guessed / (600 + guessed):.0%} of the time left; at most"
     assert perhaps in outlook(config, 1, 6.0, 20, None, {})
-    hint = "; evaluations are 92% of the time left (evaluate_every=0 leaves out those along the run); at most"
+    hint = "; evaluations are 92% of the time left (evaluate_every=0 leaves out those during the run); at most"
     assert hint in outlook(config, 1, 0.03, 20, 0.5, {})
     without = config.replace(evaluate_every=0)
     assert "0.03s; evaluations are 87% of the time left; at most" in outlook(without, 1, 0.03, 20, 0.5, {})

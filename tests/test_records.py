@@ -291,7 +291,7 @@ def test_a_later_epoch_to_which_nothing_applies_is_reported_once_and_counted_at_
     failures.log_total(metrics.path)
     assert notices == [
         "epoch 2: no constraint applies to 8 samples, which were left out",
-        "epoch 3: no constraint applies to any of its 16 samples, so that nothing is learnt from it; the run goes on: "
+        "epoch 3: no constraint applies to any of its 16 samples, so nothing is learnt from it; the run continues: "
         "raise contexts_per_epoch, or leave out contexts to which none applies",
         "in all, no constraint applies to 40 samples, among them all of 2 epochs, which were left out",
     ]

@@ -394,7 +394,7 @@ def test_a_system_message_that_all_prompts_carry_is_in_the_program() -> None:
     assert "system" not in program(own_system("", ""), {})
     for several in (own_system("be brief", "be kind"), own_system("be brief", "")):
         assert "be brief" not in program(several, {})
-        told = "The prompts that the model was tuned on carried system messages of their own, which differ"
+        told = "The prompts that the model was tuned on had different system messages"
         spent, settings = {"epochs": 1, "samples": 2}, {"origin": {"sampling": several}}
         assert told in card(settings, {}, spent, {}) and told not in card(
             {"origin": {"sampling": shared}}, {}, spent, {}

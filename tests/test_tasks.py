@@ -183,7 +183,7 @@ def test_equal_prompts_are_on_one_side_and_those_of_both_files_are_reported(tmp_
     assert not {context.prompt for context in inputs.tuning} & {context.prompt for context in inputs.held_out}
     other.write_text("source\ntwo dogs 7\ntwo dogs 70\n")
     job_of("translation-numbers", contexts=str(file), eval_contexts=str(other)).load()
-    assert sum("1 of 2 contexts to evaluate on have a prompt that is tuned on" in text for text in notices) == 1
+    assert sum("1 of 2 contexts to evaluate on have a prompt that is also tuned on" in text for text in notices) == 1
     plain = {"model": "m", "constraint": "test_tasks:short", "prompt_column": "source", "prompt_prefix": "Q: "}
     notices.clear()
     Job.from_mapping({**plain, "contexts": str(file), "eval_contexts": str(file)}).load()
@@ -463,7 +463,7 @@ def test_a_comparison_puts_all_runs_side_by_side(comparison: Path) -> None:
     assert len(result["seeds"]["cdpg"]["satisfaction"]["values"]) == 2
     samples = {name: cost["samples"] for name, cost in result["costs"].items()}
     assert samples["reinforce-seed0"] == samples["reinforce-seed1"] == 16
-    assert samples["cdpg-seed0"] == samples["cdpg-seed1"] == 16 + 7 * 8, "with those drawn for the contexts set aside"
+    assert samples["cdpg-seed0"] == samples["cdpg-seed1"] == 16 + 7 * 8, "with those drawn for the validation contexts"
     assert {"python", "torch"} <= set(versions())
     assert result["versions"] == versions()
     for name in RUNS:

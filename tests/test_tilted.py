@@ -147,7 +147,7 @@ def trainer(folder: Path, factors: Any = HYBRID, callbacks: Any = (), **changes:
 
 
 MANY = [{"prompt": f"prompt {i}"} for i in range(9)]
-"""So many that some can be set aside."""
+"""So many that some can be used for validation."""
 
 
 def test_a_run_comes_to_the_target(tmp_path: Path) -> None:
@@ -279,8 +279,8 @@ def test_another_moment_cannot_be_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factors", "changes", "words"),
     [
-        ([Moment(factor_rules.starts_with_a, 1.5)], {}, "strictly between 0 and 1 can be had"),
-        ([Moment(factor_rules.length, -2)], {}, "any mean strictly between 0 and 3 can be had"),
+        ([Moment(factor_rules.starts_with_a, 1.5)], {}, "strictly between 0 and 1 can be reached"),
+        ([Moment(factor_rules.length, -2)], {}, "any mean strictly between 0 and 3 can be reached"),
         ([Moment(factor_rules.constant, 0.5)], {}, "its mean is 0.3 whatever λ is"),
         (
             [Moment(factor_rules.starts_with_a, 0.9), Moment(factor_rules.length, 0.1)],
@@ -289,7 +289,7 @@ def test_another_moment_cannot_be_resumed(tmp_path: Path) -> None:
         ),
         ([Reward(factor_rules.always_nan, 1.0)], {}, "the check of every one of 48 samples of the base failed (value)"),
         ([Moment(factor_rules.always_nan, 1.0)], {}, "it returned nan, and a finite number is expected"),
-        (HYBRID, {"method": "reinforce"}, "maximises the constraint alone"),
+        (HYBRID, {"method": "reinforce"}, "need a method whose optimum is the target, not reinforce"),
     ],
 )
 def test_what_cannot_be_had_is_refused_and_nothing_is_written(

@@ -316,7 +316,7 @@ def test_adapters_start_the_same_for_the_same_seed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report_to names 'nosuch', which is no tracker: the trackers are aim, "):
+    with pytest.raises(UserError, match="report_to names 'nosuch', which is not a tracker: the trackers are aim, "):
         tabular_trainer(tmp_path, report_to=("nosuch",))
 
 
@@ -649,7 +649,9 @@ def test_early_stopping_looks_at_held_out_satisfaction(tmp_path: Path, monkeypat
     trainer = CDPGTrainer(tabular(4), has_a, config, CONTEXTS, CONTEXTS, callbacks=[EarlyStoppingCallback(2)])
     assert trainer.train()["epoch"] == 5
     assert (tmp_path / "checkpoints" / "epoch-000005").is_dir()
-    with pytest.raises(UserError, match="EarlyStoppingCallback looks at evaluations along the run, and there are none"):
+    with pytest.raises(
+        UserError, match="EarlyStoppingCallback looks at evaluations during the run, and there are none"
+    ):
         CDPGTrainer(tabular(4), has_a, config, CONTEXTS, callbacks=[EarlyStoppingCallback])
 
 

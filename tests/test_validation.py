@@ -1,4 +1,4 @@
-"""Contexts that are set aside, and the model that is kept."""
+"""Validation contexts, and the model that is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cdpg.storage.run_folder import RunFolder, costs
 from cdpg.system.stopping import never_stop
 from cdpg.training.epoch import Epoch
 from cdpg.training.state import RunState
-from cdpg.training.validation import Best, Validation, keeps_best, set_aside
+from cdpg.training.validation import Best, Validation, keeps_best, split_validation
 from enumeration import LETTERS, MAX_LENGTH, SharedTable
 from noticed import noticed
 
@@ -45,27 +45,29 @@ def many(count: int, group: bool = False) -> list[Context]:
     [(49, None, 0), (50, None, 5), (639, None, 63), (2000, None, 64), (2000, 100, 100), (12, 7, 7)],
 )
 def test_how_many_contexts_are_set_aside(contexts: int, asked: int | None, expected: int) -> None:
-    tuning, aside = set_aside(many(contexts), CDPGConfig(validation_contexts=asked), decides=True)
+    tuning, aside = split_validation(many(contexts), CDPGConfig(validation_contexts=asked), decides=True)
     assert len(aside) == expected
     assert sorted([*tuning, *aside]) == list(range(contexts))
-    other_seed = set_aside(many(contexts), CDPGConfig(validation_contexts=asked, seed=7, method="dpg"), decides=True)
+    other_seed = split_validation(
+        many(contexts), CDPGConfig(validation_contexts=asked, seed=7, method="dpg"), decides=True
+    )
     assert other_seed == (tuning, aside), "the same for every method and seed"
 
 
 def test_groups_and_equal_prompts_are_on_one_side() -> None:
     contexts = many(200, group=True)
-    tuning, aside = set_aside(contexts, CDPGConfig(), decides=True)
+    tuning, aside = split_validation(contexts, CDPGConfig(), decides=True)
     assert len(aside) == 20
     assert not {contexts[i].group for i in tuning} & {contexts[i].group for i in aside}
     assert not set(prompt_digests([contexts[i] for i in tuning])) & set(prompt_digests([contexts[i] for i in aside]))
 
 
 def test_nothing_is_set_aside_if_nothing_is_decided_or_all_is_one_group() -> None:
-    assert set_aside(many(100), CDPGConfig(), decides=False) == (list(range(100)), [])
+    assert split_validation(many(100), CDPGConfig(), decides=False) == (list(range(100)), [])
     same = [Context(prompt="one", columns={}, row=i + 1) for i in range(100)]
-    assert set_aside(same, CDPGConfig(), decides=True) == (list(range(100)), [])
-    assert set_aside(many(100), CDPGConfig(gain_draws=0), decides=True) == (list(range(100)), [])
-    assert set_aside(many(7), CDPGConfig(validation_contexts=7), decides=True) == (list(range(7)), [])
+    assert split_validation(same, CDPGConfig(), decides=True) == (list(range(100)), [])
+    assert split_validation(many(100), CDPGConfig(gain_draws=0), decides=True) == (list(range(100)), [])
+    assert split_validation(many(7), CDPGConfig(validation_contexts=7), decides=True) == (list(range(7)), [])
 
 
 def test_the_best_model_is_kept_by_default_by_cdpg_alone() -> None:
@@ -102,7 +104,7 @@ def trainer(
     held_out: str | None = "held out",
     **changes: Any,
 ) -> CDPGTrainer:
-    """Of seven contexts, with one table for all, five are set aside."""
+    """Of seven contexts, with one table for all, five are for validation."""
     settings: dict[str, Any] = {
         "epochs": 6, "contexts_per_epoch": 2, "num_generations": 20, "max_completion_length": MAX_LENGTH,
         "learning_rate": rate, "warmup_epochs": 0, "device": "cpu", "check_workers": 0, "save_every": 1,
@@ -263,7 +265,7 @@ def test_contexts_set_aside_are_not_tuned_on(tmp_path: Path) -> None:
     assert len(made.contexts) == 2
     assert sampled == {context.prompt for context in made.contexts}
     digests = (tmp_path / "tuned_on.txt").read_text().split()
-    assert digests == sorted(prompt_digests(many(7))), "those set aside choose the model"
+    assert digests == sorted(prompt_digests(many(7))), "the validation contexts choose the model"
 
 
 def test_a_context_that_chooses_the_model_is_not_held_out(tmp_path: Path) -> None:
@@ -284,8 +286,8 @@ def test_without_a_satisfying_sample_the_last_model_is_kept(tmp_path: Path) -> N
     with noticed() as told:
         trainer(tmp_path, check=never_at_first, gain_draws=8).train()
     assert (
-        "40 samples of the base satisfy on 0 of them, of 5 that are needed: the last model is kept, and nothing is "
-        "replayed; raise gain_draws or validation_contexts" in " ".join(told)
+        "40 samples of the base contain a satisfying one for only 0 of them, and 5 are needed: the last model is kept, "
+        "and nothing is replayed; raise gain_draws or validation_contexts" in " ".join(told)
     )
     assert kept(tmp_path)["keep"] == "last"
 
@@ -344,7 +346,7 @@ def test_with_samples_for_too_few_contexts_nothing_is_decided(tmp_path: Path) ->
 
     with noticed() as told:
         trainer(tmp_path, check=easy, gain_draws=8).train()
-    assert "satisfy on 4 of them, of 5 that are needed" in " ".join(told)
+    assert "a satisfying one for only 4 of them, and 5 are needed" in " ".join(told)
     assert kept(tmp_path) == {"keep": "last", "epoch": 6, "gain_validation": None}
     assert all(line["steps_replayed"] == 0 for line in read_jsonl(tmp_path / "metrics.jsonl"))
 
@@ -354,14 +356,14 @@ def test_with_samples_for_too_few_contexts_nothing_is_decided(tmp_path: Path) ->
     [
         (
             {"validation_contexts": None},
-            "none of 7 contexts to tune on are set aside, which by default takes 50; set validation_contexts",
+            "7 training contexts are too few to use some for validation by default, which needs 50; set",
         ),
-        ({"gain_draws": 0}, "gain_draws is 0, so that no gain is measured; raise it"),
-        ({"validation_contexts": 7}, "the 7 contexts to tune on cannot be parted as asked"),
+        ({"gain_draws": 0}, "gain_draws is 0, so no gain is measured; raise it"),
+        ({"validation_contexts": 7}, "the 7 training contexts cannot be split like this"),
     ],
 )
 def test_settings_without_effect_are_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(UserError, match="there are no contexts to choose the model by: " + re.escape(why)):
+    with pytest.raises(UserError, match="there are no validation contexts to choose the model by: " + re.escape(why)):
         trainer(tmp_path, **changes)
     for own in ({"keep": None}, {"keep": "last"}, {"keep": None, "replay": 0}):
         with noticed() as told:
@@ -390,7 +392,7 @@ def test_the_gains_of_a_checkpoint_belong_to_their_contexts(tmp_path: Path) -> N
     state = {"objective": {}, "best": {"epoch": 3, "gain": 0.75, "peak": [0.5, None, 1.0, 0.0, 0.25, 2.0]}}
     checkpoint = Checkpoint(tmp_path, 3, {"best": {}}, state)
     of_run: dict[str, Any] = {"validation_contexts": 6, "gain_draws": 8}
-    hard = many(8)[set_aside(many(8), CDPGConfig(**of_run), decides=True)[1][1]].prompt
+    hard = many(8)[split_validation(many(8), CDPGConfig(**of_run), decides=True)[1][1]].prompt
 
     def easy(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
         return [prompt != hard for prompt in prompts]
@@ -429,11 +431,11 @@ def test_a_run_that_goes_on_has_no_results_of_its_earlier_end(tmp_path: Path, mo
 
 
 def test_a_run_is_not_continued_with_other_contexts_to_tune_on(tmp_path: Path) -> None:
-    """Without replay, contexts are set aside only if there are held-out ones."""
+    """Without replay, there are validation contexts only if there are held-out ones."""
     of_run: dict[str, Any] = {"keep": None, "replay": 0}
     trainer(tmp_path, held_out=None, epochs=1, **of_run).train()
     with pytest.raises(UserError) as refused:
         trainer(tmp_path, epochs=2, **of_run).train(resume_from_checkpoint=True)
     assert "keep was 'last' and is 'best'" in str(refused.value)
-    assert "7 of the contexts were tuned on and the others set aside, now it would be other 2" in str(refused.value)
+    assert "7 contexts were tuned on, and 2 others would be now" in str(refused.value)
     trainer(tmp_path, held_out=None, epochs=2, **of_run).train(resume_from_checkpoint=True)

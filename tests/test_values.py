@@ -75,7 +75,7 @@ class Expected:
         return self._evaluations[key]
 
     def along(self, method: str) -> dict[int, Evaluation]:
-        """The evaluations along a run, that of the base first."""
+        """The evaluations during a run, that of the base first."""
         return {0: self.evaluation(epoch=0), **{e: self.evaluation(method, epoch=e) for e in self.run(method).along}}
 
 
@@ -360,8 +360,8 @@ def on_gain(evaluation: Evaluation, expected: Mapping[str, Any]) -> list[tuple[s
     total = sum(int(block.valid.any(axis=1).sum()) for block in evaluation.outcomes["base"])
     if counted == total:
         return []
-    told = f"{total - counted} of {total} contexts have no satisfying sample of the base, and do not count in the gain"
-    return [("?", f"{told}; a larger gain_draws finds more")]
+    told = f"{total - counted} of {total} contexts have no satisfying sample of the base and do not count in the gain"
+    return [("?", f"{told}; raise gain_draws to find more")]
 
 
 @pytest.mark.parametrize("method", METHODS)

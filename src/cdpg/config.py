@@ -63,7 +63,7 @@ class CDPGConfig:
     overwrite_output_dir: bool = False
     """Remove an earlier run from ``output_dir`` before a new one begins; other files stay. Resuming removes nothing."""
     method: str = "cdpg"
-    """What the gradient is weighted by."""
+    """How the gradient is weighted."""
     epochs: int = 1000
     """Rounds of sampling, as in the paper; *not* passes over the data."""
     contexts_per_epoch: int = 32
@@ -78,7 +78,8 @@ class CDPGConfig:
     """Epochs over which the rate rises linearly; by default 100 or a tenth of the epochs, the smaller. A run that is
     extended keeps the warm-up it began with."""
     decay_epochs: int = 0
-    """Epochs at the end over which the rate falls linearly towards 0, which averages noise out; the paper has none."""
+    """Epochs at the end over which the rate falls linearly towards 0, which averages out noise; the paper does not do
+    this."""
     partition_epsilon: float = 1e-8
     """ε, added once to the partition estimate in the weight's denominator."""
     batch_size: int | None = None
@@ -88,7 +89,7 @@ class CDPGConfig:
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's two decay rates."""
     adam_epsilon: float = 1e-8
-    """Adam's denominator guard."""
+    """ε in Adam's denominator."""
     seed: int = 0
     """Seeds the order of the contexts, the samples and the shuffling."""
 
@@ -123,15 +124,16 @@ class CDPGConfig:
     check_failures: float = 0.05
     """The run stops if more than this share of an epoch's samples fails, or of the last 100 if an epoch has fewer."""
     check_output: Literal["hide", "show"] = "hide"
-    """Whether to show a few lines of what a constraint prints in a worker; with ``check_workers`` 0 it is all shown."""
+    """Whether to show a few lines of what a constraint prints in a worker; with ``check_workers`` 0 all of it is
+    shown."""
 
     proposal: str | None = None
     """Which model draws the samples: ``policy``, ``base``, or a folder or hub id of a third model, which is not
     trained. The weights divide by the probability under the model that drew the sample, so that the gradient is right
     for any. By default it is the method's own: the policy, or the base for ``rft``."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What draws the samples to learn from: the model here (``transformers``), or vLLM, which gets its weights. The
-    probabilities with which vLLM has drawn a sample are those that its weight divides by."""
+    """Which program draws the training samples: this one (``transformers``), or vLLM, which is sent the weights. With
+    vLLM, the importance weights use the log-probabilities that it reports."""
     engine_url: str = ""
     """Address of a vLLM server, such as ``http://localhost:8000``; without it, vLLM runs inside this program."""
     engine_folder: str = ""
@@ -142,21 +144,22 @@ class CDPGConfig:
     engine_memory: float = 0.3
     """Share of the GPU's memory that vLLM may take inside this program."""
     sync_every: int = 1
-    """Epochs between two copies of the policy that draw the samples: with 1 it is always the policy of now. With more,
-    an engine gets new weights less often, and the weights of the samples have more noise."""
+    """Epochs after which the copy of the policy that draws the samples is renewed; with 1 it is always the present
+    policy. With more, an engine is sent weights less often, and importance weights have more noise."""
 
     prune: bool = True
-    """End a sample once its constraint says that nothing can follow and satisfy it (its function ``hopeless``), since b
-    is 0 in any case. Evaluations, and methods that need whole samples, draw them to their end."""
+    """End a sample as soon as its constraint's function ``hopeless`` says that b is 0 whatever follows. Evaluations,
+    and methods that need whole samples, draw them to their end."""
 
     keep: Literal["last", "best"] | None = None
-    """Which model the run ends with: the last one, or the latest whose gain on the contexts set aside
-    (``validation_contexts``) is not below the largest by two standard errors. By default ``best`` for method ``cdpg``
-    if there are held-out contexts and some set aside, else ``last``."""
+    """Which model the run ends with: the last one, or the latest whose gain on the validation contexts is not below the
+    largest by two standard errors. By default ``best`` for method ``cdpg`` if there are held-out and validation
+    contexts, else ``last``."""
     validation_contexts: int | None = None
-    """Contexts to tune on that are set aside: which model is kept, and how much is replayed, is decided on them. They
-    are not held out for evaluation. By default a tenth, at most 64, and none of fewer than 50. If nothing is to be
-    decided, none are set aside; if fewer than 5 of them have a sample of the ideal model, nothing is."""
+    """Number of training contexts that are used for validation instead: the gain on them decides which model is kept
+    and whether samples are replayed. They are not the held-out set. By default a tenth, at most 64, and none if there
+    are fewer than 50; none either if nothing is to be decided. At least 5 of them must have a sample of the ideal
+    model, else the last model is kept and nothing is replayed."""
     save_every: int = 100
     """Epochs between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
@@ -175,12 +178,13 @@ class CDPGConfig:
     evaluation_samples: int = 16
     """Samples drawn for each held-out context."""
     gain_draws: int = 32
-    """Samples of the base that are drawn for each context held out or set aside, at most, to find samples of the ideal
-    model: the gain is measured on these. With 0 there is no gain: nothing is replayed, and the last model is kept."""
+    """Largest number of samples of the base that are drawn for each held-out or validation context, to find samples of
+    the ideal model. The gain is measured on these. With 0 there is no gain: nothing is replayed, and the last model is
+    kept."""
     moment_contexts: int = 256
-    """Contexts on whose samples of the base λ of the target's moments is fitted, at most."""
+    """Largest number of contexts for which samples of the base are drawn to fit λ of the target's moments."""
     moment_draws: int = 32
-    """Samples of the base for each of them, at most; as many times more where there are fewer contexts."""
+    """Largest number of samples of the base for each of them; with fewer contexts, more in proportion."""
     log_samples: int = 8
     """Samples written to ``samples.jsonl`` each epoch."""
     report_to: tuple[str, ...] = ()
@@ -282,7 +286,7 @@ class CDPGConfig:
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is any evaluation, along the run or at its end."""
+        """Whether there is any evaluation, during the run or at its end."""
         return self.evaluation_interval > 0 or self.evaluate_at_end
 
     def evaluates_after(self, epoch: int) -> bool:

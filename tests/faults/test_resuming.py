@@ -85,7 +85,7 @@ def test_a_tokenizer_that_makes_other_prompts_of_the_same_texts_is_refused(
     encode = TabularModel.encode
     monkeypatch.setattr(TabularModel, "encode", lambda *given: encode(*given)[::-1])
     then, now = (hashlib.sha256(text).hexdigest() for text in (b"[(0,), (1,), (2,)]", b"[(2,), (1,), (0,)]"))
-    told = f"the result would be another: the tokens changed from '{then}' to '{now}'. Give what"
+    told = f"the result would be different: the tokens changed from '{then}' to '{now}'. Give what"
     with pytest.raises(UserError, match=re.escape(told)):
         make(run, epochs=6).train(resume_from_checkpoint=True)
 
@@ -102,7 +102,7 @@ class EndsAtOnce:
 def test_another_stop_rule_is_refused(run: Path) -> None:
     config = make(run, epochs=6).args
     made = CDPGTrainer(tabular(4), has_a, config, train_dataset=CONTEXTS, stop=EndsAtOnce())
-    told = "the result would be another: the stop changed from None to 'EndsAtOnce'. Give what"
+    told = "the result would be different: the stop changed from None to 'EndsAtOnce'. Give what"
     with pytest.raises(UserError, match=re.escape(told)):
         made.train(resume_from_checkpoint=True)
 
@@ -421,7 +421,7 @@ def test_a_run_of_an_earlier_version_is_compared_in_what_it_used(
 
 
 def test_settings_are_compared_by_what_they_do(run: Path) -> None:
-    """No contexts are set aside and the constraint has no function 'hopeless': either value does the same."""
+    """There are no validation contexts and the constraint has no function 'hopeless': either value does the same."""
     make(run, epochs=5, keep="last", prune=False).train(resume_from_checkpoint=True)
     assert epochs(run) == [1, 2, 3, 4, 5]
 

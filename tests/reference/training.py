@@ -52,7 +52,7 @@ class Run:
     epochs: list[Judged] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     along: dict[int, Parameters] = field(default_factory=dict)
-    """The policy at the evaluations along the run, by epoch."""
+    """The policy at the evaluations during the run, by epoch."""
     ragged: list[bool] = field(default_factory=list)
     """Of each epoch: whether its ragged last batch had a gradient."""
     norms: list[float] = field(default_factory=list)

@@ -20,7 +20,7 @@ from cdpg.preflight.advice import ENOUGH, ProbeStatistics, advise
 from cdpg.system import memory
 
 if TYPE_CHECKING:  # torch is loaded after everything else has been checked
-    from cdpg.preflight.probe import Example, ProbeResult
+    from cdpg.preflight.probe import ProbeResult, ShownSample
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _memory_rows(found: ProbeResult, config: CDPGConfig) -> list[tuple[str, str]
     ]
 
 
-def _show_examples(console: Console, title: str, examples: Sequence[Example]) -> None:
+def _show_examples(console: Console, title: str, examples: Sequence[ShownSample]) -> None:
     console.print(Text(f"\n{title}: {'none' if not examples else ''}".rstrip(), style="bold"))
     for example in examples:
         soft = "" if example.b in (0.0, 1.0) else f"b = {example.b:.2f} "

@@ -72,7 +72,7 @@ def _figures(found: ExactSamples) -> Table:
         *([] if found.is_tilted else [("draws of the base for a sample, 1/Z", f"{1 / summary.z:.1f}")]),
         ("total variation to p", f"{summary.total_variation:.4f}"),
         ("KL(p, samples), nats", f"{summary.kl:.4f}"),
-        ("draws that this rests on", f"{found.draws:,}"),
+        ("draws that these figures come from", f"{found.draws:,}"),
         ("draws of the pilot that chose β", f"{found.pilot:,}"),
     ):
         table.add_row(name, value)

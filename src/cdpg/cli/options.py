@@ -105,7 +105,7 @@ ConstraintName = Annotated[
 MomentNames = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="MODULE:FUNCTION=MEAN", help="Function whose mean is to be so large: rules:polite=0.5; repeatable."
+        metavar="MODULE:FUNCTION=MEAN", help="Function with the mean that it should have: rules:polite=0.5; repeatable."
     ),
 ]
 RewardNames = Annotated[
@@ -237,7 +237,7 @@ def _values_of_run(folder: Any) -> dict[str, Any]:
     values = read_yaml(config)
     if values.get("task") is None and missing_inputs(values):
         raise UserError(
-            f"{str(config)!r} does not name model, contexts and constraint, as of a run begun in Python: continue it "
-            "there, with train(resume_from_checkpoint=True)"
+            f"{str(config)!r} does not name model, contexts and constraint, since the run was started in Python: "
+            "continue it there, with train(resume_from_checkpoint=True)"
         )
     return values

@@ -65,7 +65,7 @@ _HOW_EVALUATED = (
 )
 """Settings that may change in an evaluation that is still the run's own: they affect its precision and its means, not
 what is measured."""
-_OTHER_EVALUATION = "what is evaluated is not what the run was made for"
+_OTHER_EVALUATION = "this is not the run's own evaluation"
 _REPORT_FILE = "The HTML file; by default report.html, in the folder, or for several in the working folder."
 _TO_EVALUATE = {"model": "--base", "contexts": "--contexts", "constraint": "--constraint"}
 """What an evaluation without a task needs, and the options that give it."""
@@ -160,7 +160,11 @@ def _asked_for(model: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
     values = {**(without_task(known) if other_task else known), **given}
     missing = _missing(values)
     if missing:
-        why = f"the run {model!r} does not name all that it was made of" if known else f"{model!r} is no run's folder"
+        why = (
+            f"the run {model!r} does not name everything that it was made from"
+            if known
+            else (f"{model!r} is not a run's folder")
+        )
         raise UserError(f"{why}: give {', '.join(missing)}, or a task with --task")
     return _evaluation_job(values)
 
@@ -190,9 +194,9 @@ def _is_own(job: Job, inputs: Inputs, known: Mapping[str, Any]) -> bool:
     then = mapping(mapping(known.get("origin")).get("held_out"))
     if then and then.get("sha256") != fingerprint(inputs.held_out):
         _log.warning(
-            f"the held-out contexts are not those of the run, {then.get('count')} then and {len(inputs.held_out)} now: "
-            "the data have changed, and contexts that it was tuned on may be among them; its own evaluation and card "
-            "stay as they are"
+            f"the held-out contexts are not those of the run, {then.get('count')} then and {len(inputs.held_out)} "
+            "now: the data have changed, and training contexts may be among them; the run's own evaluation and card "
+            "are not replaced"
         )
         return False
     usual = {key: getattr(run.settings, key) for key in _HOW_EVALUATED}

@@ -51,7 +51,7 @@ def models_table(
     """
     table = Table(title=safe_text(title), title_justify="left")
     if between is None:
-        table.caption = "a wider terminal shows intervals, too"
+        table.caption = "a wider terminal also shows intervals"
     table.add_column("metric")
     for name in models:
         table.add_column(safe_text(name), justify="right")

@@ -103,15 +103,15 @@ def collect(call: Call) -> Outcomes:
 
 
 def forget(call: Call) -> None:
-    """Do without the outcomes of a call."""
+    """Drop a call: its outcomes are not needed."""
     if not isinstance(call, Outcomes):
         call[0].forget(call[1])
 
 
 def _log_in_process(label: str, why: str) -> None:
     _log.warning(
-        f"{label} is called in the training process, because {why}: "
-        "there nothing ends a call that hangs, and no limit on memory holds"
+        f"{label} is called in the training process, because {why}: there a call that hangs is not ended, and memory "
+        "is not limited"
     )
 
 

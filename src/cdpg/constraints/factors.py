@@ -1,7 +1,8 @@
 """Moments and rewards: factors of the target beside the constraints.
 
 The target is P_c(x) = a(x|c) · b(x,c) · exp(Σ_i λ_i φ_i(x,c) + Σ_j r_j(x,c)/β_j). Each function returns a number for
-each sample, any finite one. λ of a moment is what makes the mean of φ under p, over all contexts, the one asked for.
+each sample, any finite one. λ of a moment is chosen so that the mean of φ under p, over all contexts, has the given
+value.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Reward:
     function: Function
     """r(prompts, completions, **columns), which returns a number for each completion; or its name."""
     beta: float
-    """β, the price of a nat of KL(π, a) in units of the reward."""
+    """β, the weight of the penalty KL(π, a), in nats, against the reward."""
 
     kind: ClassVar[str] = "reward"
 
@@ -65,8 +66,8 @@ class Reward:
         beta = _finite(self.beta, f"beta of the reward {function_name(self.function)}")
         if beta <= 0:
             raise UserError(
-                f"beta of the reward {function_name(self.function)} must be above 0, not {beta:g}: it is the price of "
-                "a nat of KL(π, a) in units of the reward; for less of something, return its negative"
+                f"beta of the reward {function_name(self.function)} must be above 0, not {beta:g}: it is the weight "
+                "of the penalty KL(π, a) against the reward; to lower a score, return its negative"
             )
         object.__setattr__(self, "beta", beta)
 
@@ -144,9 +145,9 @@ class Tilt:
             if moment.multiplier is None:
                 name = function_name(moment.function)
                 raise UserError(
-                    f"λ of the moment {name} is not known, and nothing is fitted here: give it, "
-                    f"Moment({name.rpartition(':')[2]}, {moment.mean:g}, multiplier=…), as moments.json of the run has "
-                    "it"
+                    f"λ of the moment {name} is not known, and it is not fitted here: give it, "
+                    f"Moment({name.rpartition(':')[2]}, {moment.mean:g}, multiplier=…), as moments.json of the run "
+                    "has it"
                 )
 
 

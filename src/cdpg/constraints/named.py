@@ -46,7 +46,7 @@ def load_constraint(name: str, kind: str = "constraint") -> Any:
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         own = Path(folder, file)
         hidden = own.is_file() and own.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
-        hint = f"; {str(own)!r} was not looked at, an installed module has that name: rename it" if hidden else ""
+        hint = f"; {str(own)!r} was not used, since an installed module has that name: rename it" if hidden else ""
         near = nearest(attribute, functions)
         there = f"did you mean {near!r}?" if near else f"it has {', '.join(functions) or 'none'}"
         raise UserError(f"{module_name!r} has no function {attribute!r}; {there}{hint}")
@@ -72,7 +72,7 @@ def _named_by_file(path: str, attribute: str, kind: str) -> str:
 
 
 def _is_found(module_name: str) -> bool:
-    """Whether a module can be imported now; a folder without code is no module."""
+    """Whether a module can be imported now; a folder without code is not a module."""
     if module_name in sys.modules:
         return True
     try:

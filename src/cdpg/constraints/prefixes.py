@@ -69,7 +69,7 @@ class PrefixCheck:
             return
         slow = failure.kind == "timeout" and not self._too_slow
         if slow or not self._notified:
-            then = "it is not called again in this run" if slow else "a sample on which it fails goes on to its end"
+            then = "it is not called again in this run" if slow else "a sample on which it fails is drawn to its end"
             _log.warning(f"{self.label} failed: {failure.detail}; {then}")
         self._notified, self._too_slow = True, self._too_slow or slow
 
@@ -86,4 +86,6 @@ def _characters(watch: Any, label: str) -> frozenset[str] | None:
         return None
     if isinstance(watch, Collection) and watch and all(isinstance(one, str) and len(one) == 1 for one in watch):
         return frozenset(watch)
-    raise UserError(f"watch of {label} is {short_repr(watch)}: expected a text with the characters to look out for")
+    raise UserError(
+        f"watch of {label} is {short_repr(watch)}: expected a text with the characters after which to call it"
+    )

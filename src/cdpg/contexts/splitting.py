@@ -1,4 +1,4 @@
-"""Groups of contexts that stay together when some are held out or set aside."""
+"""Groups of contexts that stay together when some are held out or used for validation."""
 
 from __future__ import annotations
 

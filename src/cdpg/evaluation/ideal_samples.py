@@ -4,13 +4,13 @@ A sample of the base that is accepted with probability b(x,c) is an exact sample
 
     gain = E_p[log π(x|c) − log a(x|c)] = KL(p, a) − KL(p, π)
 
-has an estimate without bias, whichever model π is. The samples are drawn once, so that the gains of different models,
+has an unbiased estimate, whichever model π is. The samples are drawn once, so that the gains of different models,
 epochs and methods are comparable and their differences have little noise.
 
-With moments and rewards the target has a factor exp(λφ + r/β) that has no known bound, so that nothing can be accepted
-by it. The accepted samples are then weighted by it, normalised in each context: the estimate is consistent, and biased
-towards the base in the order of one over the effective number of a context's samples. All ``draws`` are made for every
-context, so that which samples there are does not depend on λ, which may be fitted again.
+With moments and rewards the target has a factor exp(λφ + r/β) without a known bound, so rejection sampling is not
+possible. The accepted samples are then weighted by this factor, normalised in each context. The estimate is consistent,
+with a bias towards 0 of the order of one over the effective number of a context's samples. All ``draws`` are made for
+every context, so that which samples there are does not depend on λ, which may be fitted again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from cdpg.target.partition import effective_numbers
 ENOUGH = 4
 """Accepted samples after which a context is not sampled again."""
 TENTH = 10.0
-"""A sample of p is covered by a model that gives it this part of its probability, one over this, or more."""
+"""A sample of p counts as covered by a model that gives it at least its probability under p, divided by this."""
 ROUND = 8
-"""Draws for each context before it is counted which contexts need more."""
+"""Draws for each context in a round; after it, contexts with enough accepted samples are not sampled again."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ def draw_ideal_samples(
 ) -> IdealSamples:
     """Sample the base until every context has some accepted samples, with at most ``draws`` draws for each.
 
-    ``sampler`` samples the base. ``known`` are samples of the base that there are already, of all contexts; they count.
-    ``number`` and ``stream`` tell sets of contexts apart: each has its own random numbers. Every process takes part,
-    and calls ``check_stop`` before every round.
+    ``sampler`` samples the base. ``known`` are earlier samples of the base for all contexts, which count. ``number``
+    and ``stream`` identify a set of contexts: each set has its own random numbers. Every process takes part, and calls
+    ``check_stop`` before every round.
     """
     settings, is_tilted = sampler.config, bool(sampler.judge.tilt.factors)
     parts: list[IdealSamples] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,6 +78,12 @@ class TextMeasure:
 def per_output(outputs: Sequence[Sequence[str]], feature: Callable[[str], float]) -> Array:
     """A function of a text applied to each output, ``[context, output]``."""
     return np.array([[feature(text) for text in texts] for texts in outputs], dtype=np.float64)
+
+
+def table_of(values: Iterable[float | None], outputs: Sequence[Sequence[str]]) -> Array:
+    """A number for each output, one after the other, as ``[context, output]``; NaN for None."""
+    numbers = [np.nan if value is None else value for value in values]
+    return np.array(numbers, dtype=np.float64).reshape(len(outputs), -1)
 
 
 def distinct_2(text: str) -> float:

@@ -113,17 +113,17 @@ def fixed(value: float, digits: int) -> str:
 
 
 POOLED = "kl_target_policy_pooled"
-"""The one metric that depends on the models evaluated together; only figures of one pool compare."""
+"""The one metric that depends on the models evaluated together; only figures from one pool are comparable."""
 
 GAIN = "gain"
-"""The metric that is measured on exact samples of the ideal model; figures of any evaluations compare."""
+"""The metric that is measured on exact samples of the ideal model; it is comparable between evaluations."""
 
 RECALL = "recall"
 """The metric that says how much of the ideal model's diversity is left."""
 
 GAIN_ESS = "gain_effective_samples"
-"""Key of a file: the effective number of samples of the base that the gain rests on, in a context, on average; only
-where the target has moments or rewards, since the samples are then weighted."""
+"""Key of a file: the effective number of samples that the gain of a context is measured on, as a mean over contexts;
+only with moments or rewards, since the samples are then weighted."""
 
 LEFT_OUT = ("checks_failed", "not_applicable")
 """Shares of samples without a verdict; absent if 0 for all models evaluated together."""
@@ -148,15 +148,15 @@ METRICS: dict[str, Metric] = {
     "satisfaction_beam": Metric("satisfaction (beam 4)", "Mean of b over the outputs of beam search.", better="higher"),
     GAIN: Metric(
         "gain",
-        "How much nearer to the ideal model than the base: KL(p, a) − KL(p, π), without bias, from samples of the base "
-        "that satisfy; over contexts that have one.",
+        "How much nearer to the ideal model than the base: KL(p, a) − KL(p, π), an unbiased estimate from satisfying "
+        "samples of the base, over the contexts that have one.",
         "nats",
         "higher",
     ),
     RECALL: Metric(
         "recall of p",
-        "Share of samples of the ideal model to which the model gives at least a tenth of their probability under it; "
-        "over contexts that have one.",
+        "Share of samples of the ideal model to which the model gives at least a tenth of their probability under "
+        "the ideal model, over the contexts that have one.",
         better="higher",
     ),
     "kl_target_policy": Metric(
@@ -172,14 +172,12 @@ METRICS: dict[str, Metric] = {
         "nats",
         "lower",
     ),
-    "kl_policy_base": Metric(
-        "KL(π, a)", "Distance of the model from the base: the price of satisfaction, neither good nor bad.", "nats"
-    ),
+    "kl_policy_base": Metric("KL(π, a)", "Distance of the model from the base: a cost, neither good nor bad.", "nats"),
     "coverage": Metric("coverage", "Share of contexts with at least one satisfying sample.", better="higher"),
     "z_mean": Metric(
         "mean Z",
-        "Mean over contexts of the estimated partition function: how much of the base satisfies, whichever model is "
-        "sampled.",
+        "Mean over contexts of the estimated partition function: how often the base satisfies the constraint, "
+        "whichever model is sampled.",
         of_base=True,
     ),
     "z_nstd": Metric(

@@ -22,7 +22,7 @@ def evaluated_contexts(config: CDPGConfig, held_out: int, done: int = 0) -> int:
 def final_contexts(config: CDPGConfig, held_out: int) -> int:
     """Contexts of the final evaluation, for the base and the tuned model.
 
-    Whole blocks that the last evaluation along the run covered are not evaluated again.
+    Whole blocks that the last evaluation during the run covered are not evaluated again.
     """
     along = min(held_out, config.evaluation_contexts)
     known = along if along == held_out else along // BLOCK * BLOCK

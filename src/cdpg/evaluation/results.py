@@ -193,15 +193,15 @@ class Evaluation:
         lacking = int((judged & (gain.terms[:, 1] == 0)).sum())
         if lacking:
             yield (
-                f"{lacking:,} of {judged.sum():,} contexts have no satisfying sample of the base, and do not "
-                "count in the gain; a larger gain_draws finds more"
+                f"{lacking:,} of {judged.sum():,} contexts have no satisfying sample of the base and do not count in "
+                "the gain; raise gain_draws to find more"
             )
         weighted = self.about.get(GAIN_ESS)
         if weighted is not None:
             yield (
-                "the gain rests on weighted samples of the base, as no samples of a target with moments or rewards "
-                f"can be had by rejection: {weighted:.1f} effective ones in a context; it is biased towards 0 where "
-                "they are few, and a larger gain_draws makes it better"
+                f"with moments or rewards the gain is estimated from weighted samples of the base: {weighted:.1f} "
+                "effective samples for each context; with few of them it is biased towards 0, and a larger "
+                "gain_draws improves it"
             )
 
     def ideal_factors(self) -> dict[str, dict[str, float | None]]:

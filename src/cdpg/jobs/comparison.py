@@ -118,7 +118,7 @@ def _warn_of_replaced(path: Path, runs: Sequence[ComparisonRun]) -> None:
     others = [name for name in models if name not in {BASE, *(run.name for run in runs)}]
     if others:
         _log.warning(
-            f"{str(path)!r} holds {', '.join(others)}, too, and will be replaced by a comparison of these runs alone: "
+            f"{str(path)!r} also holds {', '.join(others)} and will be replaced by a comparison of these runs alone: "
             "copy it to keep it, or name all methods and seeds"
         )
 

@@ -45,7 +45,7 @@ class TunedRun:
 
     @classmethod
     def read(cls, path: str | Path) -> TunedRun:
-        """The run in a folder; refused if its base or its constraint is not to be had."""
+        """The run in a folder; an error if its base or its constraint is missing."""
         folder = RunFolder(path)
         values = _values(folder)
         job = Job.from_mapping(values)
@@ -55,7 +55,7 @@ class TunedRun:
         return cls(folder, values, job.model, constraints)
 
     def context(self, text: str) -> Context:
-        """A text as the run's contexts are: after its prefix, and with the column that its task makes of it."""
+        """A text in the form of the run's contexts: with its prefix, and with the column that its task adds."""
         prefix, _ = prompting(self.values)
         text = text.removeprefix(prefix)
         if self.values.get("task") is None:
@@ -75,8 +75,8 @@ class TunedRun:
         comparable = then is not None and config.dtype == self.values.get("dtype")
         if comparable and weights_digest(sampler.base.module) != then:
             _log.warning(
-                f"the weights of the base {self.base!r} are not those that the run was made from: what is accepted "
-                "follows the base as it is now"
+                f"the weights of the base {self.base!r} are not those that the run started from: accepted samples "
+                "follow the present base"
             )
         return sampler
 
@@ -84,16 +84,17 @@ class TunedRun:
 def _values(folder: RunFolder) -> dict[str, Any]:
     if not folder.config.is_file():
         raise UserError(
-            f"{str(folder.path)!r} is no run's folder, and samples of the ideal model need the base and the constraint "
-            f"that a run's {folder.config.name} names: give the folder of a run, or use cdpg.ExactSampler in Python"
+            f"{str(folder.path)!r} is not a run's folder, and samples of the ideal model need the base and the "
+            f"constraint that a run's {folder.config.name} names: give the folder of a run, or use cdpg.ExactSampler "
+            "in Python"
         )
     values = read_yaml(folder.config)
     if not folder.model.is_dir():
         raise UserError(f"the run {str(folder.path)!r} has no model yet: it is written at the end")
     if values.get("task") is None and missing_inputs(values):
         raise UserError(
-            f"{str(folder.config)!r} does not name the base and the constraint, as of a run begun in Python: use "
-            "cdpg.ExactSampler there"
+            f"{str(folder.config)!r} does not name the base and the constraint, since the run was started in Python: "
+            "use cdpg.ExactSampler there"
         )
     return values
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _ORIGIN = "origin"
 """The key of the origin in a run's ``config.yaml``; not a setting."""
 NEEDED = ("model", "contexts", "constraint")
-"""Values that are required without a task; in place of the constraint a moment or a reward will do."""
+"""Values that are required without a task; a moment or a reward may take the place of the constraint."""
 _FACTORS: dict[str, type[Moment] | type[Reward]] = {"moment": Moment, "reward": Reward}
 _OF_A_TASK = (
     "task",
@@ -286,8 +286,8 @@ def _log_shared(tuning: Sequence[Context], held_out: Sequence[Context]) -> None:
     shared = count_tuned_on(held_out, set(prompt_digests(tuning)))
     if shared:
         _log.warning(
-            f"{shared:,} of {len(held_out):,} contexts to evaluate on have a prompt that is tuned on, too: the "
-            f"evaluation is not of unseen contexts alone"
+            f"{shared:,} of {len(held_out):,} contexts to evaluate on have a prompt that is also tuned on: the "
+            "evaluation is not only of unseen contexts"
         )
 
 

@@ -10,13 +10,16 @@ _ADAM = "the optimiser is Adam without weight decay, as in the paper; adam_betas
 _CACHE = "the tuned model samples with its own cache; rows_per_pass sets how many samples it draws side by side"
 _COMMAND = "it is for the command line and YAML files; in Python, "
 _HUB = "upload the model after the run, with cdpg push RUN REPO_ID or trainer.push_to_hub(repo_id)"
-_LAUNCH = "start the program with accelerate launch, which sets up the processes; each of them holds the whole model"
+_LAUNCH = (
+    "start the program with accelerate launch, which sets up the processes; each of them holds the whole model "
+    "unless sharding is full"
+)
 _LOADER = "contexts are encoded once at the start, without a data loader; contexts_per_epoch are drawn in an epoch"
-_LOSS = "method chooses the loss: cdpg, dpg, reinforce or ziegler (PPO)"
+_LOSS = "method chooses the loss; cdpg settings method lists the methods"
 _MEMORY = "use tokens_per_pass (memory grows with the tokens differentiated at once, and hardly with batch_size)"
 _SAMPLING = (
-    "samples are drawn at temperature 1 from the whole vocabulary, because the weight of a sample is made of its "
-    "probabilities under the unchanged model and base"
+    "samples are drawn at temperature 1 from the whole vocabulary, because the weight of a sample is computed from "
+    "its probabilities under the unchanged model and base"
 )
 
 ANSWERS: tuple[tuple[str, str], ...] = (
@@ -37,7 +40,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ),
     ("gradient_accumulation_steps", "use tokens_per_pass (micro-batches are cut by tokens, the gradient is exact)"),
     ("steps_per_generation num_mini_batches", "use batch_size (samples per optimiser step; the epoch's by default)"),
-    ("num_iterations num_ppo_epochs", "use ziegler_epochs (the other methods use the samples of an epoch once)"),
+    ("num_iterations num_ppo_epochs", "use ziegler_epochs, rft_passes or raft_passes, by the method; cdpg has replay"),
     ("average_tokens_across_devices", "the loss is always a mean over the samples of all processes"),
     ("label_smoothing_factor", "there are no labels: samples are weighted as method says"),
     ("neftune_noise_alpha", "noise in the model would make the recorded probabilities of the samples wrong"),
@@ -90,7 +93,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("epsilon cliprange", "use ziegler_clip (PPO's clip range) or partition_epsilon (ε in cdpg's denominator)"),
     (
         "beta kl_coef init_kl_coef",
-        "use ziegler_beta (cdpg and dpg have no KL penalty: their target holds the base)",
+        "use ziegler_beta or rloo_beta (cdpg and dpg have no KL penalty: the base is a factor of their target)",
     ),
     ("vf_coef cliprange_value", "use ziegler_value_weight and ziegler_clip"),
     ("lam gamma gae_lambda", "use ziegler_gae_lambda (γ is 1)"),
@@ -167,7 +170,8 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("enable_jit_checkpoint", "SIGTERM and Ctrl-C always end the epoch and write a checkpoint"),
     (
         "load_best_model_at_end metric_for_best_model greater_is_better",
-        "the model of the last epoch is saved; keep_checkpoints says how many earlier checkpoints stay",
+        "use keep: best (it chooses by the gain on validation contexts); keep_checkpoints says how many earlier "
+        "checkpoints stay",
     ),
     ("push_to_hub", _HUB),
     ("resume_from_checkpoint resume", "use --resume, or in Python train(resume_from_checkpoint=True)"),
@@ -246,7 +250,7 @@ def answer(name: str) -> str | None:
 
 
 def unknown_argument(name: str, known: Iterable[str], settings: Iterable[str]) -> str:
-    """A sentence on a keyword that is no argument of the trainer: what to use instead, or how to set a setting."""
+    """A sentence on a keyword that is not an argument of the trainer: what to use instead, or how to set a setting."""
     answered = next((text for names, text in ARGUMENTS if name in names.split()), None)
     if answered is None and name in settings:
         answered = f"it is a setting: pass args=CDPGConfig({name}=…)"
@@ -256,7 +260,7 @@ def unknown_argument(name: str, known: Iterable[str], settings: Iterable[str]) -
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:
-    """A sentence on a name that is no setting: what to use instead, or the setting that was probably meant."""
+    """A sentence on a name that is not a setting: what to use instead, or the setting that was probably meant."""
     near = nearest(name, known, NEARLY_EQUAL)
     hint = answer(name) or (f"did you mean {near!r}?" if near else "cdpg settings lists all settings")
     return f"unknown setting {name!r}: {hint}"

@@ -107,13 +107,13 @@ class Method(ABC):
         return self.config.proposal or self.proposal
 
     def require_proposal(self) -> None:
-        """Refuse settings by which another model would draw the samples than the method learns from."""
+        """Refuse settings with which a model draws the samples that the method cannot learn from."""
         given, every = self.config.proposal, self.config.sync_every
         if not self.divides_by_q and (self.source != self.proposal or every > 1):
             what = f"proposal is {given!r}" if self.source != self.proposal else f"sync_every is {every}"
             raise UserError(
-                f"{what}, but {self.name} learns from samples of the {self.proposal} as it is: leave it out, or set "
-                "method: cdpg, whose weights divide by the probability under the model that drew the sample"
+                f"{what}, but {self.name} can learn only from samples of the present {self.proposal}: leave it out, "
+                "or set method: cdpg, whose weights divide by the probability under the model that drew the sample"
             )
         if every > 1 and self.source != "policy":
             raise UserError(
@@ -155,7 +155,7 @@ class Method(ABC):
         return {}
 
     def retargeted(self, state: State) -> State:
-        """The state after λ of the target's moments has changed, without what was summed up of the earlier target."""
+        """The state after λ of the target's moments has changed, without sums for the earlier target."""
         return state
 
     def make_module(self, policy: LanguageModel) -> nn.Module | None:
@@ -187,7 +187,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(method: M) -> M:
-    """Make a method known: to settings, commands and reports."""
+    """Make a method known to settings, commands and reports."""
     add_method(method.name, method.Settings)
     METHODS[method.name] = method
     return method

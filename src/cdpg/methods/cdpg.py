@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 OFTEN = 0.75
-"""Share of satisfying samples from which on the control variate is worth its gradients: it takes away about this share
-of the noise, since the second moment of the weights falls from 1/ESS to 1/ESS − 1, and adds at most a third to the
+"""Share of satisfying samples above which the control variate is worth its cost: it removes about this share of the
+noise, since the second moment of the weights falls from 1/ESS to 1/ESS − 1, and adds at most a third to the
 gradients."""
 
 
@@ -33,16 +33,17 @@ class CDPGSettings(MethodSettings):
 
     partition: Literal["batch", "pooled"] = "batch"
     """How Ẑ_c is estimated: ``batch`` is the mean over the epoch's own samples of the context, as in the paper;
-    ``pooled`` takes for each sample all others ever drawn for its context, together with the mean over contexts."""
+    ``pooled`` uses, for each sample, all other samples ever drawn for its context, together with the mean over
+    contexts."""
     control_variate: bool = True
     """Subtract π/q from the weights: the same expectation with less noise, but every sample needs a gradient. An epoch
-    does so if at least three quarters of the samples of the epoch before satisfied: of rarer ones it removes less
-    noise, and the others are many."""
+    does so if at least three quarters of the samples of the epoch before satisfied the constraint; with fewer, it costs
+    more and removes less noise."""
     replay: int = 8
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
-    quarter as many contexts. An epoch replays only if the epoch before has not lowered the gain on the contexts set
-    aside (``validation_contexts``) by more than its noise, so that samples are not learnt by heart. Without such
-    contexts, as by default with fewer than 50, nothing is replayed."""
+    quarter as many contexts. An epoch replays only if the epoch before has not lowered the gain on the validation
+    contexts (``validation_contexts``) by more than its noise, against overfitting. Without validation contexts, as by
+    default with fewer than 50 contexts, nothing is replayed."""
     replay_samples: int = 65536
     """Samples of the latest epochs that are kept for replay; the latest epoch is kept whole, however large it is. A
     sample takes 33 bytes and its context 16, a token of a satisfying sample 4 more."""

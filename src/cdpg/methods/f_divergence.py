@@ -22,9 +22,9 @@ def refuse_zeros(rollout: Rollout) -> None:
     zeros = int(((rollout.b == 0) & rollout.valid).sum())
     if zeros:
         raise UserError(
-            f"divergence: reverse_kl is KL(π, p), which is infinite where a sample has b = 0, as {zeros:,} of "
-            f"{int(rollout.valid.sum()):,} have: use moments, rewards or a constraint that is never 0 (such as 0.01 "
-            "for a failing output), or divergence: alpha with alpha: 0.9"
+            f"divergence: reverse_kl is KL(π, p), which is infinite if a sample has b = 0, and {zeros:,} of "
+            f"{int(rollout.valid.sum()):,} samples have: use moments, rewards or a constraint that is never 0 (such "
+            "as 0.01 for a failing output), or divergence: alpha with alpha: 0.9"
         )
 
 

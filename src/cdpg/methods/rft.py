@@ -1,4 +1,4 @@
-"""Rejection-sampling fine-tuning: the log-likelihood of the base's satisfying samples, gone through several times."""
+"""Rejection-sampling fine-tuning: the log-likelihood of the base's satisfying samples, in several passes."""
 
 from __future__ import annotations
 

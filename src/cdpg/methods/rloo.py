@@ -1,4 +1,4 @@
-"""REINFORCE with a leave-one-out baseline and a price for leaving the base (RLOO; Ahmadian et al., 2024)."""
+"""REINFORCE with a leave-one-out baseline and a penalty on the distance from the base (RLOO; Ahmadian et al., 2024)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class RLOOSettings(MethodSettings):
     """The settings of RLOO."""
 
     rloo_beta: float = 0.1
-    """β of ``rloo``: the price of a nat of log(π/a) in a sample's reward. The optimum is a·exp(b/β), normalised."""
+    """β of ``rloo``: the weight of the penalty log(π/a), in nats, in a sample's reward. The optimum is a·exp(b/β),
+    normalised."""
 
     def problems(self) -> Iterator[str]:
         return negative_or_infinite(self, "rloo_beta")

@@ -32,9 +32,9 @@ class ZieglerSettings(MethodSettings):
     """The settings of PPO."""
 
     ziegler_beta: float = 0.2
-    """β at the start: the price of a nat of KL(π, a)."""
+    """β at the start: the weight of the penalty KL(π, a), in nats."""
     ziegler_target_kl: float = 6.0
-    """The KL(π, a), in nats, that adaptive β steers to."""
+    """The KL(π, a), in nats, to which β is adapted."""
     ziegler_horizon: int = 10_000
     """Samples over which β adapts."""
     ziegler_epochs: int = 4

@@ -38,7 +38,8 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def _unpacked() -> dict[str, Any]:
-    """What makes Transformers unpack the weights. Earlier versions always do, and do not know the class."""
+    """The configuration with which Transformers unpacks the weights. Earlier versions always do, and do not have the
+    class."""
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 

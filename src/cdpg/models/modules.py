@@ -1,4 +1,4 @@
-"""What is asked of a module, whichever model it is of."""
+"""Helpers for PyTorch modules of any model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stores the layers of a frozen model in a narrow type, and computes with them in their own.
 
 A layer's weights are widened when it runs, and narrow again after it, so that one layer at a time is wide. There is no
-arithmetic in the narrow type. Weights that came in it, as those of most models on the hub, lose nothing.
+arithmetic in the narrow type. Weights that were stored in it, as in most models on the hub, lose nothing.
 """
 
 from __future__ import annotations

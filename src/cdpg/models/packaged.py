@@ -1,8 +1,8 @@
 """Models that other packages hold as GGUF files: converted once, to an ordinary model folder in the cache.
 
 The cache is the folder ``cdpg`` of ``HF_HOME``. A folder there is complete or absent: it is written under another name
-and then renamed, so that two processes may convert the same model at once. Its manifest has the digest of every file;
-a folder that does not match it is made anew.
+and then renamed, so that two processes may convert the same model at once. Its manifest has the digest of every file; a
+folder that does not match it is replaced.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
 _FORM = 1
-"""The form of a converted folder; one of another form is not read."""
+"""The version of the format of a converted folder; a folder of another version is not read."""
 _ABANDONED = 24 * 3600.0
-"""Seconds after which no process is still at work on a folder."""
+"""Seconds after which an unfinished folder counts as abandoned."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class StopRule(Protocol):
 
 
 class Pruning(Protocol):
-    """Watches the rows of one pass grow, and says which of them need no more tokens."""
+    """Watches the rows of one pass, and says which of them need no more tokens."""
 
     def hopeless(
         self, rows: Sequence[int], tokens: Sequence[Sequence[int]], text: Callable[[int, Sequence[int]], str]
@@ -215,7 +215,7 @@ class GrowingRows:
         self.watched: dict[tuple[int, ...], bool] = {}
 
     def add(self, tokens: Sequence[int], log_q: Sequence[float], last: bool) -> list[int]:
-        """Append a token to each unfinished row; the places, among these rows, of those that go on."""
+        """Append a token to each unfinished row; returns the places, among these rows, of those that continue."""
         for row, token, log_prob in zip(self.alive.tolist(), tokens, log_q, strict=True):
             self.tokens[row].append(token)
             self.log_q[row].append(log_prob)
@@ -331,7 +331,7 @@ def assemble(
 
 
 class Engine(Protocol):
-    """Draws completions. log q of a token is what the engine itself has drawn it with."""
+    """Draws completions, with the log q that each token was drawn with."""
 
     def sample_chunks(
         self,
@@ -344,7 +344,7 @@ class Engine(Protocol):
         first_slot: int = 0,
         prune: Prune | None = None,
     ) -> Iterator[Chunk]:
-        """See :func:`sample_chunks`; ``uniforms`` is what the engine's own random numbers follow from."""
+        """See :func:`sample_chunks`; the engine's seeds come from ``uniforms``."""
 
 
 def draw_samples(

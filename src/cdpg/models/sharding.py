@@ -1,4 +1,4 @@
-"""Models whose weights are divided among the processes (FSDP2), and how the processes keep step.
+"""Models whose weights are divided among the processes (FSDP2), and how the processes stay synchronised.
 
 A layer's weights are gathered when the layer runs and freed after it. To gather is a collective operation: all
 processes must run the same parts of the model in the same order. They do not have the same number of samples, nor
@@ -144,7 +144,7 @@ class Lockstep:
             self.differentiates = False
 
     def run(self, name: str, work: Callable[[], T]) -> T:
-        """Run a part of the model, once it is its turn."""
+        """Run a part of the model, once all processes have agreed to run it."""
         if self.differentiates:
             getattr(self._root, _GATHER)()
             with warnings.catch_warnings():

@@ -85,7 +85,7 @@ class TransformerModel(LanguageModel):
     has_steps: bool
     """Whether the decoder's step is done in fewer operations while sampling; else by the model's own code."""
     _steps: Steps | None = None
-    """Made for the weights of now, while sampling."""
+    """Made for the present weights, while sampling."""
     recomputes: bool = False
     """Whether layers keep no activations for the gradient, but compute them again in the backward pass."""
     lockstep: sharding.Lockstep | None = None

@@ -161,7 +161,7 @@ def _on_failures(stats: ProbeStatistics) -> list[Advice]:
             )
         ]
     if stats.failed:
-        return [Advice("careful", f"The constraint failed on {stats.failed:.1%} of the samples; they count nowhere.")]
+        return [Advice("careful", f"The constraint failed on {stats.failed:.1%} of the samples; they are left out.")]
     return []
 
 
@@ -221,8 +221,8 @@ def _too_few_covered(stats: ProbeStatistics, expected: float) -> Advice:
     return Advice(
         "stop" if expected < _TOO_FEW and more is None else "careful",
         f"With M = {stats.samples} samples only {expected:.0%} of an epoch's contexts should have a satisfying one: "
-        f"where M·Z is below 1 a context seldom teaches anything{shrinks}. {remedy}; or choose contexts in which the "
-        f"base can satisfy.",
+        f"where M·Z is below 1 a context rarely contributes{shrinks}. {remedy}; or choose contexts in which the base "
+        "can satisfy.",
     )
 
 
@@ -232,10 +232,10 @@ def _on_samples(stats: ProbeStatistics) -> list[Advice]:
     return [
         Advice(
             "careful",
-            f"With M = {stats.samples} each weight of {stats.method} is divided by a mean of {stats.samples} to which "
-            f"it belongs: the fewer there are, the less the weights say about how far the policy is from the base, "
-            f"and with M = 1 {stats.method} is reinforce. Raise num_generations to {_MIN_SAMPLES} or more, and lower "
-            f"contexts_per_epoch for it.",
+            f"With M = {stats.samples} each weight of {stats.method} is divided by a mean over {stats.samples} "
+            "samples, itself included. The fewer there are, the less the weights reflect how far the policy is from "
+            f"the base; with M = 1 {stats.method} is reinforce. Raise num_generations to {_MIN_SAMPLES} or more, and "
+            "lower contexts_per_epoch for it.",
         )
     ]
 
@@ -248,8 +248,8 @@ def _on_contexts(stats: ProbeStatistics, covered: float) -> list[Advice]:
     return [
         Advice(
             "careful",
-            f"A step would rest on about {covered:.1f} contexts: its gradient is noisy. "
-            f"Raise contexts_per_epoch{suggestion}.",
+            f"A step would use about {covered:.1f} contexts: its gradient is noisy. Raise "
+            f"contexts_per_epoch{suggestion}.",
         )
     ]
 

@@ -68,7 +68,7 @@ class MemoryUse:
         return max(self.sampling - without, self.gradient - without - self.trained, 0.0)
 
     def stays(self, config: CDPGConfig, keeps_best: bool) -> float:
-        """What a run holds all the time: weights, gradient, moments, copies."""
+        """What a run holds throughout: weights, gradient, moments, copies."""
         narrow = self.layers / 2 if config.base_dtype == "bfloat16" else 0.0
         base = 0.0 if config.lora_rank else self.weights - narrow
         tuned = 1 + _ADAM_MOMENTS + (_BEST_COPIES if keeps_best else 0) + (_HELD_COPIES if config.sync_every > 1 else 0)

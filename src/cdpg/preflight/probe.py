@@ -30,7 +30,7 @@ from cdpg.preflight.memory_use import MemoryUse, differentiate_largest_pass, use
 from cdpg.sandbox.limits import Limits
 from cdpg.system import memory
 from cdpg.training.forecast import Pace, context_seconds, epoch_seconds, ideal_seconds, run_seconds
-from cdpg.training.validation import aside_of, keeps_best
+from cdpg.training.validation import keeps_best, validation_indices
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _TIMED_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownSample:
     """A sample to print."""
 
     prompt: str
@@ -57,8 +57,8 @@ class ProbeResult:
     pace: Pace
     tokens: float
     """Mean length of a completion."""
-    satisfying: Sequence[Example]
-    failing: Sequence[Example]
+    satisfying: Sequence[ShownSample]
+    failing: Sequence[ShownSample]
     inapplicable: int
     """Samples to which no constraint applies."""
     failures: Counter[str]
@@ -70,7 +70,7 @@ class ProbeResult:
     seconds_evaluating: float
     """For the evaluations, a part of ``seconds``."""
     memory: MemoryUse
-    """What the probe has used, from which follows what a run needs."""
+    """Memory that the probe used, from which the memory of a run is estimated."""
     keeps_best: bool
     """Whether the run keeps copies of the best model."""
 
@@ -180,10 +180,10 @@ def _result(
     context = context_seconds(config, pace, inputs.measure.beams)
     share = sum(hits) / len(hits) if hits else 0.0
     most = share if make_method(config).source == "base" else 1.0  # the base's satisfaction stays as it is
-    held_out, aside = len(inputs.held_out), len(aside_of(inputs.tuning, config, len(inputs.held_out)))
-    finding = ideal_seconds(config, pace, share, aside, held_out)
+    held_out, validation = len(inputs.held_out), len(validation_indices(inputs.tuning, config, len(inputs.held_out)))
+    finding = ideal_seconds(config, pace, share, validation, held_out)
     low, high = (
-        finding + run_seconds(config, epoch_seconds(config, pace, satisfying, aside), context, held_out)
+        finding + run_seconds(config, epoch_seconds(config, pace, satisfying, validation), context, held_out)
         for satisfying in (share, most)
     )
     evaluating = context * evaluated_contexts(config, held_out)
@@ -206,7 +206,7 @@ def _result(
     )
 
 
-def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: int = 3) -> list[Example]:
+def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: int = 3) -> list[ShownSample]:
     """A few of the rows, of different contexts if possible."""
     per_context = samples.shape[1]
     spread = sorted(rows, key=lambda row: (row % per_context, row // per_context))
@@ -215,7 +215,9 @@ def _examples(samples: Samples, verdicts: Verdicts, rows: Iterable[int], count: 
         first.setdefault(row // per_context, row)
     chosen = [*first.values(), *(row for row in spread if row not in first.values())][:count]
     return [
-        Example(_prompt(samples.contexts[row // per_context]), samples.texts[row // per_context][row % per_context], b)
+        ShownSample(
+            _prompt(samples.contexts[row // per_context]), samples.texts[row // per_context][row % per_context], b
+        )
         for row, b in ((row, verdicts.b[row]) for row in chosen)
     ]
 

@@ -21,7 +21,7 @@ from cdpg.report.outcome_rules import (
     moved_away,
     no_gain,
 )
-from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, collect_remarks
+from cdpg.report.remarks import Diagnosis, Finding, Remark, Unjudged, diagnosis_of
 from cdpg.report.series import base_along
 from cdpg.report.study import BASE_NAME, Study
 from cdpg.report.training_rules import (
@@ -47,7 +47,7 @@ def diagnose(study: Study) -> Diagnosis:
     """All remarks on all models."""
     models = [model for group in study.groups for model in group.models]
     remarks = [remark for model in models for remark in _of_model(study, model)]
-    return collect_remarks(remarks, [study.label_of(model) for model in models])
+    return diagnosis_of(remarks, [study.label_of(model) for model in models])
 
 
 def _of_model(study: Study, model: str) -> Iterator[Remark]:
@@ -86,7 +86,7 @@ def _of_training(run: Run, label: str, starved: bool) -> Iterator[Remark]:
 
 
 def _of_distance(study: Study, model: str, method: str) -> Iterator[Remark]:
-    """Distances from the ideal model and from the base, by the final evaluation, else by the last along the run."""
+    """Distances from the ideal model and from the base, by the final evaluation, else by the last during the run."""
     label, run = study.label_of(model), study.run_of(model)
     chosen = run is not None and run.best_epoch is not None
     ideal = study.beside_base(model, POOLED)
@@ -110,7 +110,7 @@ def _of_distance(study: Study, model: str, method: str) -> Iterator[Remark]:
 
 
 def _distance_along(run: Run) -> tuple[list[tuple[float, MeanInterval]], MeanInterval | None, bool]:
-    """KL(p, π) along a run, the base's, and whether it ended above that.
+    """KL(p, π) during a run, the base's, and whether it ended above that.
 
     Pooled if the run logged it pooled. Then the base is not one of the points, since its figure is of the last pool.
     """
@@ -159,7 +159,7 @@ def _is_soft(run: Run) -> bool:
 
 
 def _points(run: Run, name: str) -> list[tuple[float, MeanInterval]]:
-    """A metric at the evaluations along a run, by epoch, without that of the base and those after the model kept."""
+    """A metric at the evaluations during a run, by epoch, without that of the base and those after the model kept."""
     last = math.inf if run.best_epoch is None else run.best_epoch
     known = (
         (count(record.get("epoch")), interval(mapping(record.get("metrics")).get(name))) for record in run.evaluations

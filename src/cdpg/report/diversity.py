@@ -15,15 +15,15 @@ from cdpg.storage.json_files import mapping
 
 
 def diversity(study: Study) -> Iterator[Chart]:
-    """What several samples of a context are worth, and recall against satisfaction."""
+    """The figures of pass@k, and of recall against satisfaction."""
     lines = [Line(study.label_of(model), study.style_of(model), _pass_at_k(study, model)) for model in study.models]
     lines = [line for line in lines if len(line.series.x) > 1]
     if lines:
         yield Chart(
             "pass-at-k",
             "pass@k",
-            "Probability that at least one of k samples of a context satisfies: a model that has lost diversity gains "
-            "little from more samples.",
+            "Probability that at least one of k samples of a context satisfies the constraint. A model that has lost "
+            "diversity gains little from more samples.",
             partial(draw_lines, lines=lines, xlabel="k, samples", ylabel="pass@k", log_x=True),
             section="cost",
         )

@@ -256,7 +256,7 @@ def _times(study: Study) -> Iterator[Chart]:
     yield Chart(
         "time",
         "Where the time went",
-        "Wall time of the training by stage, and of the evaluations along the run.",
+        "Wall time of the training by stage, and of the evaluations during the run.",
         partial(draw_stacks, rows=rows, colors=STAGES, xlabel=unit),
         width=5.4,
         height=1.2 + 0.36 * len(rows),
@@ -272,9 +272,9 @@ def _lines(study: Study, series_of: Any) -> list[Line]:
 def _base_level(study: Study, metric: str) -> float | None:
     """The base's value on the contexts of the curves, a mean over the runs; else from the final evaluation.
 
-    The final evaluation has other pools than the points of a curve: its pooled KL is no level for them. Runs that were
-    evaluated along the way on different contexts have no level in common: each line begins at its own base. A metric
-    that estimates a quantity of the base has no level: its line differs from the base by noise only.
+    The final evaluation has other pools than the points of a curve: its pooled KL is not a level for them. Runs that
+    were evaluated along the way on different contexts have no level in common: each line begins at its own base. A
+    metric that estimates a quantity of the base has no level: its line differs from the base by noise only.
     """
     if study.describe(metric).of_base or len(contexts_along(study)) > 1:
         return None

@@ -36,7 +36,7 @@ class Run:
     """A record an epoch, in order; the last one if an epoch occurs twice."""
     samples: tuple[Record, ...]
     evaluations: tuple[Record, ...]
-    """A record for each evaluation along the run, in order; that of epoch 0 is the base's, without a pooled KL."""
+    """A record for each evaluation during the run, in order; that of epoch 0 is the base's, without a pooled KL."""
     evaluation: Record
     kept: Record
     """Which epoch's model is in the folder."""
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def best_epoch(self) -> float | None:
-        """The epoch whose model was chosen by the gain on contexts set aside; None where the last one is kept."""
+        """The epoch whose model was chosen by the gain on validation contexts; None where the last one is kept."""
         return count(self.kept.get("epoch")) if self.kept.get("keep") == "best" else None
 
     @property

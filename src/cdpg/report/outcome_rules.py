@@ -32,7 +32,7 @@ SPENT = Topic(
     "KL(π, a) for what was gained",
     f"above {MIN_KL} nats and {FARTHER_RATIO:g} times what a mixture of base and ideal model needs",
 )
-ON_THE_WAY = Topic("KL(p, π) along the run", "the last above the smallest, intervals apart")
+ON_THE_WAY = Topic("KL(p, π) during the run", "the last above the smallest, intervals apart")
 LENGTH = Topic(
     "length of the outputs, as a ratio", f"below {SHORTER} or above {LONGER}, and {LENGTH_MOVED:.0%} beyond the base’s"
 )
@@ -172,11 +172,11 @@ def moved_away(
     is the epoch whose model was chosen, if one was: the points end there.
     """
     if sum(epoch > 0 for epoch, _ in points) < 2:
-        yield Unjudged(label, ON_THE_WAY, "fewer than two evaluations along the run have it")
+        yield Unjudged(label, ON_THE_WAY, "fewer than two evaluations during the run have it")
         return
     (best_epoch, best), (last_epoch, last) = min(points, key=lambda point: point[1].mean), points[-1]
     if best.high is None or last.low is None:
-        yield Unjudged(label, ON_THE_WAY, "the evaluations along the run have no intervals")
+        yield Unjudged(label, ON_THE_WAY, "the evaluations during the run have no intervals")
         return
     if last.low <= best.high:
         yield Passed(label, ON_THE_WAY, f"{last.mean:.3g} nats, at best {best.mean:.3g}")

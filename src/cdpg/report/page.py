@@ -244,7 +244,7 @@ def _cards(study: Study, group: Group) -> Iterator[Card]:
     facts = []
     epochs = [f"{run.best_epoch:,.0f}" for run in group.runs if run.best_epoch is not None]
     if epochs:
-        facts.append(("model", f"of epoch {', '.join(epochs)}, chosen by the gain on contexts set aside"))
+        facts.append(("model", f"of epoch {', '.join(epochs)}, chosen by the gain on validation contexts"))
     gain = of(GAIN)[1]
     if gain is not None:
         where = "nearer to" if gain >= 0 else "farther from"

@@ -83,7 +83,7 @@ class Diagnosis:
         return tuple(finding for finding in self.findings if finding.urgency == OTHER)
 
 
-def collect_remarks(remarks: Iterable[Remark], models: Iterable[str]) -> Diagnosis:
+def diagnosis_of(remarks: Iterable[Remark], models: Iterable[str]) -> Diagnosis:
     """Remarks in order, by topic; ``models`` are all models that were checked."""
     given, everyone = list(remarks), list(models)
     order = {"problem": 0, "warning": 1}

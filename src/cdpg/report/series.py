@@ -68,7 +68,7 @@ def evaluated(group: Group, metric: str, clock: Clock) -> Series:
 
 
 def base_along(run: Run, metric: str) -> MeanInterval | None:
-    """The base's value on the contexts of the evaluations along a run; a pooled value is of the last pool."""
+    """The base's value on the contexts of the evaluations during a run; a pooled value is of the last pool."""
     if metric == POOLED:
         found = [mapping(record.get("base")) for record in reversed(run.evaluations)]
     else:
@@ -78,7 +78,7 @@ def base_along(run: Run, metric: str) -> MeanInterval | None:
 
 
 def contexts_along(study: Study) -> set[float]:
-    """Numbers of contexts of the evaluations along the runs: one number, unless the runs differ."""
+    """Numbers of contexts of the evaluations during the runs: one number, unless the runs differ."""
     counts = (count(record.get("contexts")) for run in study.runs for record in run.evaluations)
     return {value for value in counts if value is not None}
 

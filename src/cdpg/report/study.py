@@ -93,7 +93,7 @@ class Study:
 
     @property
     def evaluated_along(self) -> str:
-        """The contexts of the evaluations along the runs, in words; generic if the runs differ."""
+        """The contexts of the evaluations during the runs, in words; generic if the runs differ."""
         found = {contexts_in_words(run.evaluations[-1]) for run in self.runs if run.evaluations}
         return found.pop() if len(found) == 1 else "contexts"
 

@@ -100,7 +100,8 @@ def low_coverage(label: str, coverage: float | None, z: float | None, per_contex
         yield Passed(label, COVERAGE, f"{coverage:.0%}")
         return
     text = (
-        f"Only {coverage:.0%} of the contexts had a satisfying sample at the end of the run; the others taught nothing."
+        f"Only {coverage:.0%} of the contexts had a satisfying sample at the end of the run; the others contributed "
+        "nothing."
     )
     advice = "Raise num_generations"
     if z and per_context:
@@ -130,9 +131,7 @@ def uneven_weights(
     text = f"Of the satisfying samples only {used:.0%} count effectively at the end of the run."
     if targets_p(method):
         text += " A few samples decide the gradient." if degenerate else ""
-        advice = (
-            "Lower learning_rate, so that the policy stays nearer to what it samples for, or raise num_generations."
-        )
+        advice = "Lower learning_rate, so that the policy stays nearer to the ideal model, or raise num_generations."
     else:
         text += " The policy has left the ideal model: its own samples say little about it."
         advice = "Trust the pooled KL(p, π), not the one from its own samples."

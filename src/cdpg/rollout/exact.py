@@ -1,8 +1,8 @@
 """Samples of the ideal model p_c, by quasi-rejection sampling from a tuned model (:mod:`cdpg.target.rejection`).
 
-β is chosen by a *pilot*: samples of the context that serve for nothing else. What is accepted, and the figures that say
-how near it is to p, come from samples drawn afterwards. Were the pilot's own samples accepted by a β that depends on
-them, they would not be distributed as p_β; and the total variation that β was chosen by is too low by that choice.
+β is chosen by a *pilot*: samples of the context that are used for nothing else. The accepted samples, and the figures
+that say how near they are to p, come from samples drawn afterwards. β depends on the pilot's samples: if they were
+accepted by it, they would not be distributed as p_β, and the total variation estimated from them is too low.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cdpg.models.loading import load_base, load_model
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import StopRule
 from cdpg.models.transformer import TransformerModel
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.system.distributed import Processes, make_accelerator
@@ -39,17 +39,17 @@ from cdpg.target.rejection import BOUND, RejectionSummary, choose_log_beta, log_
 _log = logging.getLogger(__name__)
 
 PILOT = 512
-"""Samples that β is chosen by, at least; as many more as it took, at least, give the figures."""
+"""Samples of a pilot, at least. At least as many as it took are drawn afterwards."""
 _ROUND = 256
 """Samples that are drawn together."""
 _FEW = 32
 """Satisfying samples that a pilot has, at least."""
 _FINE = 4
-"""A pilot goes on until no sample has more than this part of the bound of all weight: what it has not seen, for the
-tuned model draws it too rarely, should then weigh less than the bound."""
+"""A pilot continues until the largest share of the total weight that a sample has is at most the bound divided by this.
+Outputs that the tuned model draws too rarely to occur in the pilot should then have less weight than the bound."""
 _MOST = 16
-"""A pilot ends after this many times the samples that were asked for; so does the search for samples to accept, after
-this many times those that it should take."""
+"""A pilot ends after this many times its smallest number of samples. The search for samples to accept ends after this
+many times the number that it is expected to need."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ExactSamples:
     pilot: int
     """Samples of the pilot with a verdict."""
     is_tilted: bool = False
-    """Whether the target has moments or rewards: Z is then no share of the base."""
+    """Whether the target has moments or rewards: Z is then not the share of the base's samples that satisfy."""
 
     @property
     def texts(self) -> list[str]:
@@ -91,8 +91,8 @@ class ExactSampler:
     """Draws samples of p_c ∝ a(x|c) · b(x,c) · exp(λφ + r/β), with a tuned model as the proposal.
 
     ``model`` is the tuned model and ``base`` the one it was tuned from, each by name or loaded; ``constraints`` are
-    those that it was tuned for, moments with their λ; of ``args`` the length limit, the seed and the limits of checks
-    count. ``stop`` ends sequences as it did in training.
+    those that it was tuned for, moments with their λ. Of the settings in ``args`` the length limit, the seed and the
+    limits of checks are used. ``stop`` ends sequences as it did in training.
     """
 
     @shows_notices
@@ -129,7 +129,8 @@ class ExactSampler:
         log_beta = choose_log_beta(ratios, bound)
         expected = summarize_rejection(ratios, log_beta).acceptance
         _log.info(
-            f"by {len(ratios):,} draws β is {math.exp(log_beta):.4g}: of those to come {expected:.1%} should be taken"
+            f"β = {math.exp(log_beta):.4g}, chosen by {len(ratios):,} draws; {expected:.1%} of the next draws should "
+            "be accepted"
         )
         samples, drawn = self._accept(prompt, log_beta, number, least, math.ceil(_MOST * number / expected))
         summary = summarize_rejection(drawn, log_beta)
@@ -140,14 +141,15 @@ class ExactSampler:
         self.judge.close()
 
     def _encode(self, context: Any) -> tuple[Context, PromptTokens]:
-        """The context with its prompt, if both models know it by the same tokens and it has what a constraint needs."""
+        """The context with its prompt; an error if a column is missing or the models' tokens differ."""
         given = context if isinstance(context, (Context, dict)) else {"prompt": context}
         loaded = as_chats(load_contexts([given]), self.config.chat, self.config.system)
         try:
             self.judge.require_columns(loaded)
         except UserError as error:
             typed = (
-                "; a context that is typed is its text alone: use cdpg.ExactSampler in Python, with a row that has it"
+                "; a context given on the command line has no columns: use cdpg.ExactSampler in Python, with a row "
+                "that has them"
             )
             raise UserError(f"{error}{for_caller(typed, '')}") from error
         length = self.config.max_completion_length
@@ -155,7 +157,7 @@ class ExactSampler:
             differences = list(self.policy.token_differences(self.base, loaded, length))
             if differences:
                 raise UserError(
-                    f"the tuned model and the base have other tokens, and P is defined on the base's: "
+                    "the tuned model and the base have different tokens, and P is defined on those of the base: "
                     f"{'; '.join(differences)}; name the base that the model was tuned from"
                 )
         return loaded[0], self.policy.encode(loaded, length)[0]
@@ -168,7 +170,7 @@ class ExactSampler:
             number += 1
 
     def _pilot(self, prompt: tuple[Context, PromptTokens], least: int, bound: float) -> tuple[Tensor, int]:
-        """``[sample]``: log P/π of the pilot's samples, and how many were drawn; it goes on while they are too few."""
+        """``[sample]``: log P/π of the pilot's samples, and how many were drawn: more while they are too few."""
         ratios, drawn = torch.empty(0, dtype=torch.float64), 0
         for rollout in self._rounds(prompt, "exact-pilot"):
             _refuse_unjudged(rollout)
@@ -181,14 +183,14 @@ class ExactSampler:
                 break
         if not satisfying:
             raise RunError(
-                f"none of {drawn:,} samples of the tuned model satisfies the constraint in this context, so that there "
-                "is nothing to accept: tune it for longer, give a context like those it was tuned on, or relax the "
+                f"none of {drawn:,} samples of the tuned model satisfies the constraint in this context, so there is "
+                "nothing to accept: tune it for longer, give a context like those it was tuned on, or relax the "
                 "constraint"
             )
         if not suffices:
             _log.warning(
-                f"{satisfying:,} of {drawn:,} samples satisfy, and one of them has {largest:.1%} of all weight: the "
-                "tuned model is far from p in this context, and the figures below are rough"
+                f"{satisfying:,} of {drawn:,} samples satisfy the constraint, and one of them has {largest:.1%} of "
+                "the total weight: the tuned model is far from p in this context, and the figures below are rough"
             )
         return ratios, drawn
 
@@ -210,8 +212,8 @@ class ExactSampler:
             if drawn >= max(least, most):
                 break
         raise RunError(
-            f"only {len(accepted):,} of {number:,} samples were accepted of {drawn:,} that were drawn, far fewer than "
-            "the pilot made expect: ask for fewer, for a larger total variation, or give another seed"
+            f"only {len(accepted):,} of {number:,} samples were accepted from {drawn:,} draws, far fewer than the "
+            "pilot predicted: ask for fewer, allow a larger total variation, or give another seed"
         )
 
 
@@ -247,9 +249,9 @@ def _sample(rollout: Rollout, row: int) -> ExactSample:
 
 
 def _refuse_unjudged(rollout: Rollout) -> None:
-    """End where there is no verdict on any sample; tell of failed checks on some."""
+    """Raise an error if no sample has a verdict; log a warning if some checks failed."""
     count, failed = rollout.b.numel(), int(rollout.failed.sum())
-    example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+    example = example_of(rollout.failures)
     if bool(rollout.inapplicable.all()):
         raise UserError(
             f"no constraint applies to any of {count:,} samples of this context (all returned None): give a context to "

@@ -1,9 +1,9 @@
-"""Fits the multipliers of a target's moments (:mod:`cdpg.target.moments`): to samples of the base before a run, and to
-the policy's own samples later, if those say more.
+"""Fits the multipliers of a target's moments (:mod:`cdpg.target.moments`): to samples of the base before a run, and
+again to the policy's samples, if these have a larger effective sample size.
 
-With rare outputs few samples of the base carry all the weight: λ is then rough, and biased, since a context that shows
-no such output cannot be moved. The policy comes to draw them more often, and its samples have weights a·b/q. So λ is
-fitted again while the effective sample size is small, whenever the policy's samples have a larger one.
+If the outputs that must become frequent are rare, a few samples of the base have nearly all the weight. λ is then
+rough, and biased, since it cannot change the moment in a context without such a sample. The policy draws these outputs
+more and more often, and its samples have weights a·b/q. So λ is fitted again while the effective sample size is small.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError, UserError
 from cdpg.models.base import PromptTokens
 from cdpg.models.rng import UniformStream
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.system.stopping import never_stop
 from cdpg.target.moments import MomentFit, MomentSamples, Unreachable, fit_multipliers, summarize
@@ -35,18 +35,18 @@ ROUND = 16
 ENOUGH = 16
 """Effective samples of a context, on average, that suffice for a fit on ``moment_contexts`` contexts."""
 REFIT_BELOW = 0.5
-"""λ is fitted again if the effective sample size of its fit is below this share of the samples,"""
+"""λ may be fitted again if the effective sample size of its fit is below this share of the samples."""
 GROWN = 1.5
-"""and the policy's samples have one that is so many times as large."""
+"""λ is fitted again if the policy's samples have an effective sample size this many times as large."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fit, and whose samples it is of."""
+    """A fit, and the model whose samples it was fitted to."""
 
     fit: MomentFit
     source: Literal["base", "policy", "given"]
-    """Whose samples it was fitted to; ``given`` if λ was."""
+    """``base``, ``policy``, or ``given`` if λ was not fitted."""
     epoch: int
     """The epoch after which it was made; 0 for the first."""
 
@@ -104,10 +104,10 @@ def fit_to_base(
     prompts: Sequence[PromptTokens],
     check_stop: Callable[[], None] = never_stop,
 ) -> Fitted:
-    """λ of the target's moments from samples of the base, which ``sampler`` samples.
+    """λ of the target's moments from samples of the base, which ``sampler`` draws.
 
     The same contexts and samples are used for every method and seed, so that runs on the same data have one target.
-    Where there are fewer contexts than ``moment_contexts``, each is sampled as many times more.
+    With fewer contexts than ``moment_contexts``, each is sampled more often, in proportion.
     """
     config, tilt = sampler.config, sampler.judge.tilt
     chosen = UniformStream(0, "moments", 0).permutation(len(contexts)).tolist()[: config.moment_contexts]
@@ -139,8 +139,8 @@ def fit_to_base(
             break
     if not bool((everything.log_weight > -math.inf).any()):
         raise RunError(
-            f"none of {everything.log_weight.numel():,} samples of the base satisfies the constraint, so that no "
-            f"moment can be fitted: relax the constraint, or raise moment_draws (now {config.moment_draws})"
+            f"none of {everything.log_weight.numel():,} samples of the base satisfies the constraint, so no moment "
+            f"can be fitted: relax the constraint, or raise moment_draws (now {config.moment_draws})"
         )
     if failure is not None:
         raise UserError(_refusal(tilt, failure.fit, drawn, config.moment_draws))
@@ -153,7 +153,7 @@ def refuse_failing(rollout: Rollout, allowed: float) -> None:
     if not failed or (failed < total and failed <= allowed * total):
         return
     kinds = Counter(key.removeprefix("failed_") for key in rollout.checks if key.startswith("failed_"))
-    example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+    example = example_of(rollout.failures)
     many = "every one" if failed == total else f"{failed:,}"
     raise RunError(
         f"the check of {many} of {total:,} samples of the base failed ({', '.join(kinds)}){example}: fix the function"
@@ -162,27 +162,28 @@ def refuse_failing(rollout: Rollout, allowed: float) -> None:
 
 
 def _refusal(tilt: Tilt, fit: MomentFit, drawn: int, most: int) -> str:
-    """What can be had instead of moments that no λ gives."""
+    """The message for moments that no λ reaches: it says which can be reached."""
     on = f"{drawn} samples of the base for each of {fit.contexts:,} contexts"
     for moment, low, high, natural in zip(tilt.moments, fit.lowest, fit.highest, fit.natural, strict=True):
         name = function_name(moment.function)
         if low == high:
             return (
-                f"the moment {name} cannot be moved to {moment.mean:g}: in {on} it is the same for all that satisfy, "
-                f"so that its mean is {natural:.4g} whatever λ is; give a function that tells outputs of one context "
-                f"apart, or raise moment_draws (now {most}) if it rarely does"
+                f"the moment {name} cannot be changed to {moment.mean:g}: in {on} it has the same value for all "
+                f"satisfying samples of a context, so its mean is {natural:.4g} whatever λ is; give a function whose "
+                f"value differs between outputs of one context, or raise moment_draws (now {most}) if it rarely "
+                "differs"
             )
         if not low < moment.mean < high:
             return (
                 f"no λ gives the moment {name} the mean {moment.mean:g}: in {on} any mean strictly between {low:.4g} "
-                f"and {high:.4g} can be had, and the base's own is {natural:.4g}; ask for one of these, or raise "
-                f"moment_draws (now {most}) if a larger sample would show what is missing"
+                f"and {high:.4g} can be reached, and that of the base is {natural:.4g}; ask for a mean in this range, "
+                f"or raise moment_draws (now {most}) if the outputs in question are rare"
             )
     names = [function_name(moment.function) for moment in tilt.moments]
     nearest = ", ".join(f"{name} = {value:.4g}" for name, value in zip(names, fit.reached, strict=True))
     return (
-        f"each of the means of {', '.join(names)} can be had by itself, but not all together: in {on} the nearest is "
-        f"{nearest}; ask for these, or drop a moment"
+        f"each of the means of {', '.join(names)} can be reached by itself, but not all together: in {on} the nearest "
+        f"is {nearest}; ask for these, or drop a moment"
     )
 
 

@@ -1,13 +1,13 @@
-"""Ends samples early whose beginning can no longer satisfy the constraint: b = 0 whatever follows.
+"""Ends a sample early if its beginning can no longer satisfy the constraint: b = 0 whatever follows.
 
-The stopped sequences are a coarser set of outcomes, whose probabilities sum to 1 as well. A stopped one has P = 0, like
-all outcomes that it stands for. So the partition estimate, the weights and KL(p, π) are what they would be without
-pruning; and the expectation of (π/q) ∇log π over the tokens drawn is 0, as that of the whole sequences is: log π of a
-sequence is a sum over its tokens, whose gradients up to a stopping time are a martingale.
+The stopped sequences are a coarser set of outcomes, whose probabilities sum to 1 as well. A stopped sequence has P = 0,
+like all sequences that begin with it. So the partition estimate, the weights and KL(p, π) are what they would be
+without pruning. The expectation of (π/q) ∇log π over the drawn tokens is 0, as it is for whole sequences: log π is a
+sum over tokens, whose gradients up to a stopping time are a martingale.
 
-Where a sample ends depends on its own tokens alone. A prefix is looked at in the worker processes while the model goes
-on; the answer takes effect ``DELAY`` tokens later, and sampling waits for it there. So neither the speed of the workers
-nor the other rows of the pass can change a result.
+Where a sample ends depends on its own tokens alone. A prefix is judged in the worker processes while sampling
+continues; the answer takes effect ``DELAY`` tokens later, and sampling waits for it there. So neither the speed of the
+workers nor the other rows of the pass can change a result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cdpg.errors import UserError
 from cdpg.sandbox.worker import short_repr
 
 DELAY = 4
-"""Tokens that are drawn while a prefix is looked at."""
+"""Tokens that are drawn while a prefix is judged."""
 EVERY = 8
-"""Tokens between two looks of a function that does not say what characters to look out for."""
+"""Tokens between two calls of a function without ``watch``."""
 AUDITED = 32
-"""Of every so many samples one is drawn to its end all the same, so that a wrong answer can be noticed."""
+"""One of this many samples is drawn to its end in any case, so that a wrong answer can be noticed."""
 
 Text = Callable[[int, Sequence[int]], str]
 
@@ -42,7 +42,7 @@ class Doomed:
 
 @dataclass(frozen=True)
 class _Question:
-    """Prefixes of some rows, which are being looked at."""
+    """Prefixes of some rows that are being judged."""
 
     due: int
     check: PrefixCheck
@@ -57,7 +57,7 @@ class Pruner:
     def __init__(
         self, checks: Sequence[PrefixCheck], contexts: Sequence[Context], first_slot: int, token_texts: dict[int, str]
     ) -> None:
-        """``contexts`` has the context of each row; ``token_texts`` keeps between epochs what tokens look like."""
+        """``contexts`` has the context of each row; ``token_texts`` caches the texts of tokens between epochs."""
         self.checks, self.contexts, self.first_row = checks, contexts, first_slot
         self.token_texts = token_texts
         self.audited: dict[int, Doomed] = {}
@@ -99,7 +99,7 @@ class PassPruning:
         return ended
 
     def close(self) -> None:
-        """Do without the answers that are still to come."""
+        """Drop the answers that have not arrived."""
         for question in self._asked:
             forget(question.call)
         self._asked.clear()
@@ -122,7 +122,7 @@ class PassPruning:
         self._asked.append(_Question(self._step + DELAY, check, rows, prefixes, call))
 
     def _answers(self, question: _Question, unfinished: set[int]) -> set[int]:
-        """The rows that end here; nothing is waited for if all of them have ended by themselves."""
+        """The rows that end here; it does not wait if all of them have already ended."""
         if unfinished.isdisjoint(question.rows):
             forget(question.call)
             return set()

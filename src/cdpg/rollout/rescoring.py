@@ -1,10 +1,10 @@
 """Scores, computed here, of samples that another model or an engine has drawn.
 
-The gradient does not need the policy's. They are what an epoch's figures of the *policy* are made from: KL(p, π), and
-its satisfaction, the mean of (π/q) · b. Samples with b = 0 count nothing there, and are not scored.
+The gradient does not need the policy's scores. The figures of the *policy* do: KL(p, π), and its satisfaction, the mean
+of (π/q) · b. Samples with b = 0 contribute 0 there, and are not scored.
 
-An engine has drawn the samples with probabilities of its own, which are q. Computed here, they are a little different.
-If they differ by much, the engine does not have the weights that it should have, or computes in low precision.
+The probabilities that an engine reports are q. Computed here, they differ a little. A large difference means that the
+engine has other weights, or computes in low precision.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cdpg.rollout.rollout import Rollout
 from cdpg.system.distributed import Processes
 
 COMPARED = 64
-"""Samples of an epoch, spread evenly, on which an engine is compared, beside the satisfying ones."""
+"""Samples of an epoch, spread evenly, that are compared with the engine's in addition to the satisfying ones."""
 ANOTHER_MODEL = 0.2
-"""Median difference of a token's log-probability, in nats, from which on the engine must be serving another model."""
+"""Median difference of a token's log-probability, in nats, above which the engine must be serving another model."""
 
 
 def rescored(rollout: Rollout, policy: LanguageModel, processes: Processes, tokens_per_pass: int) -> Rollout:
@@ -42,8 +42,9 @@ def recomputed(rollout: Rollout, drawn_from: LanguageModel, processes: Processes
     by_token = ((rollout.log_q - log_q).abs() / rollout.lengths.clamp(min=1))[chosen].median()
     if not bool(by_token <= ANOTHER_MODEL):
         raise RunError(
-            f"the engine's log-probabilities are not those of the model (they differ by {float(by_token):.2g} a token, "
-            f"and at most {ANOTHER_MODEL} was expected): let it serve the model that is tuned, and this run alone"
+            f"the engine's log-probabilities are not those of the model (they differ by {float(by_token):.2g} a "
+            f"token, and at most {ANOTHER_MODEL} was expected): let it serve the model that is tuned, and this run "
+            "alone"
         )
     return replace(rollout, log_recomputed=log_q, recomputed=chosen)
 

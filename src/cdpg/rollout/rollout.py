@@ -30,7 +30,7 @@ class Rollout:
     """``[context, sample]``: the constraint's verdict in [0, 1]."""
     valid: Tensor
     """``[context, sample]``: false where there is no verdict, because the check failed or no constraint applies; such a
-    sample counts nowhere."""
+    sample is left out of every estimate."""
     failed: Tensor
     """``[context, sample]``: whether the check failed."""
     log_q: Tensor
@@ -63,7 +63,7 @@ class Rollout:
     """``[context, sample]``: log-probability under the model that an engine has drawn from, as computed here, where
     ``recomputed``, else 0; None without an engine."""
     recomputed: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
-    """``[context, sample]``, or one for all: whether it was."""
+    """``[context, sample]``, or one for all: whether this log-probability was computed."""
 
     features: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     """``[context, sample, factor]``: the values of the target's moments and rewards, NaN without one; empty if the
@@ -107,7 +107,8 @@ class Rollout:
         return dict(zip(self.factor_names, self.features.unbind(dim=2), strict=True)) if self.is_tilted else {}
 
     def epsilon(self, epsilon: float) -> float:
-        """ε in the divisor of the weights: none where Z_c may be far smaller than ε, and is never 0 in a divisor."""
+        """ε in the divisor of the weights; 0 with moments or rewards, where Z_c may be far smaller than ε and a divisor
+        is never 0."""
         return 0.0 if self.is_tilted else epsilon
 
     @cached_property
@@ -119,3 +120,8 @@ class Rollout:
         """This process's rows of a ``[context, sample]`` tensor, flat."""
         first = self.first_context
         return tensor[first : first + len(self.samples.contexts)].flatten()
+
+
+def example_of(failures: Mapping[int, CheckFailure]) -> str:
+    """``; for example, …`` for a message, with one of the failed checks; empty if there are none."""
+    return f"; for example, {next(iter(failures.values()))}" if failures else ""

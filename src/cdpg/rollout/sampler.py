@@ -85,10 +85,10 @@ class Sampler:
     engine: Engine | None = None
     """Draws the samples in place of the model itself; log q is the engine's own."""
     token_texts: dict[int, str] = field(default_factory=dict, repr=False)
-    """What single tokens look like: pruning looks at them again and again."""
+    """The texts of single tokens, cached for pruning."""
 
     def of_base(self, config: CDPGConfig) -> Sampler:
-        """Samples the base instead."""
+        """A sampler of the base instead."""
         return replace(self, policy=self.base, policy_is_base=True, config=config, engine=None)
 
     def draw(

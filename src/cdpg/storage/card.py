@@ -109,7 +109,7 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float],
         ("task", _code(settings["task"]) if settings.get("task") else ""),
         ("method", f"{_code(method)}: {METHODS[method].description}" if method in METHODS else _code(method)),
         ("contexts to tune on", f"{tuned:,}" if isinstance(tuned, int) else ""),
-        ("contexts set aside", f"{aside:,}" if aside > 0 else ""),
+        ("validation contexts", f"{aside:,}" if aside > 0 else ""),
         ("epochs", f"{spent['epochs']:,.0f}"),
         ("model of epoch", _code(chosen.get("epoch")) if chosen.get("keep") == "best" else ""),
         ("contexts per epoch (N)", _code(settings.get("contexts_per_epoch", ""))),
@@ -123,8 +123,8 @@ def _summary(base: str, settings: Mapping[str, Any], spent: Mapping[str, float],
     tilted = any(str(name).startswith(("moment ", "reward ")) for name in origin.get("constraints") or ())
     return (
         "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c)·exp(λ·φ(x,c) + r(x,c)/β): the distribution that always "
-        "satisfies the constraint b, has the asked-for means of the moments φ, weighs the rewards r at their price "
-        "β, and is otherwise as close as possible to the base a.\n\n"
+        "satisfies the constraint b, has the asked-for means of the moments φ, weighs the rewards r against KL(π, a) "
+        "by β, and is otherwise as close as possible to the base a.\n\n"
         if tilted
         else "The model was tuned towards p(x|c) ∝ a(x|c)·b(x,c): the distribution that always satisfies the "
         "constraint b and is otherwise as close as possible to the base a.\n\n"
@@ -200,14 +200,14 @@ def _on_use(sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
     )
     if sampling.get("system") is True:
         yield (
-            "The prompts that the model was tuned on carried system messages of their own, which differ: give the "
-            "model one like them, or the figures do not hold."
+            "The prompts that the model was tuned on had different system messages: give the model one like them, or "
+            "the figures do not hold."
         )
     own = mapping(sampling.get("generation_settings"))
     if own:
         yield (
             f"The base came with other generation settings, which are not kept: {_code(settings_in_words(own))}. Pass "
-            "them to `generate` to have them back; the figures do not hold for them."
+            "them to `generate` to use them; the figures do not hold for them."
         )
     stop = mapping(sampling.get("stop"))
     if stop and not stop.get("code"):

@@ -26,7 +26,9 @@ def push_folder(folder: Path, repo_id: str, private: bool | None = None, **optio
         address = str(api.create_repo(repo_id, exist_ok=True, private=private))
         api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
     except HFValidationError as error:
-        raise UserError(f"{repo_id!r} is no name of a repository: expected user/name ({first_line(error)})") from error
+        raise UserError(
+            f"{repo_id!r} is not the name of a repository: expected user/name ({first_line(error)})"
+        ) from error
     except TypeError:  # an option that the hub's library does not have
         raise
     except Exception as error:  # its class depends on the hub's HTTP library

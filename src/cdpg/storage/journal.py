@@ -50,7 +50,7 @@ class Journal:
         write_yaml(self._folder.config, {**inputs, **settings, "origin": self._origin})
 
     def describe_kept(self, keep: str, epoch: int, gain: float | None) -> None:
-        """Write which model the run ends with, and its gain on the contexts set aside."""
+        """Write which model the run ends with, and its gain on the validation contexts."""
         write_json(self._folder.kept, {"keep": keep, "epoch": epoch, "gain_validation": gain})
 
     def describe_moments(self, fits: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ def origin(
 ) -> dict[str, Any]:
     """Facts that are needed to repeat a run, beside its settings; ``sampling`` is for users of the model.
 
-    ``tuned_on`` are those of the ``contexts`` that are not set aside. ``keep`` and ``prune`` say what the settings of
+    ``tuned_on`` are the ``contexts`` without the validation contexts. ``keep`` and ``prune`` say what the settings of
     these names do in the run. ``proposal`` is a third model that draws the samples.
     """
     return {
@@ -170,13 +170,13 @@ def check_resume(
     tuned = {"tuned_on": now["tuned_on"], **before}["tuned_on"]
     if tuned != now["tuned_on"] and before["contexts"] == now["contexts"]:
         changes.append(
-            f"{tuned['count']:,} of the contexts were tuned on and the others set aside, now it would be other "
-            f"{now['tuned_on']['count']:,}"
+            f"the choice of validation contexts changed: {tuned['count']:,} contexts were tuned on, and "
+            f"{now['tuned_on']['count']:,} others would be now"
         )
     if changes:
         raise UserError(
-            f"this run cannot be continued as asked, because the result would be another: {'; '.join(changes)}. "
-            f"Give what it was started with, or start in another folder"
+            f"this run cannot be continued as asked, because the result would be different: {'; '.join(changes)}. "
+            "Give what it was started with, or start in another folder"
         )
     return [*_rounding(then, config, before, now), *_other_measures(then, config, before, now)]
 

@@ -44,7 +44,7 @@ class RunFolder:
 
     @property
     def evaluations(self) -> Path:
-        """A line for each evaluation along the run."""
+        """A line for each evaluation during the run."""
         return self.path / "evaluations.jsonl"
 
     @property
@@ -194,7 +194,7 @@ def _locked(path: Path) -> int:
 def costs(folder: RunFolder) -> dict[str, float]:
     """A run's cost so far: epochs, samples, tokens and seconds, summed over its metrics.
 
-    Samples and seconds include those that were drawn for the contexts set aside.
+    Samples and seconds include those that were drawn for the validation contexts.
     """
     records = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
     keys = ("samples", "tokens", "seconds")

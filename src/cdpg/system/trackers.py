@@ -23,7 +23,7 @@ def require_trackers(names: Sequence[str]) -> None:
             continue
         near = nearest(name, TRACKERS)
         hint = f"did you mean {near!r}?" if near else f"the trackers are {', '.join(TRACKERS)}"
-        raise UserError(f"report_to names {name!r}, which is no tracker: {hint}")
+        raise UserError(f"report_to names {name!r}, which is not a tracker: {hint}")
     missing = [name for name in names if not _is_installed(name)]
     if missing:
         there = ", ".join(filter(_is_installed, TRACKERS)) or "none"

@@ -4,8 +4,8 @@
 mean_c Cov_{p_c}(φ). Z_c(λ) is estimated from samples of each context with log weights log P_c/q at λ = 0, so that every
 context counts equally, whatever its Z_c. Newton's method with a line search finds λ.
 
-What is reached by any λ lies inside the mean over contexts of the convex hulls of φ: for one moment, strictly between
-the means over contexts of its least and its largest value.
+The moments that some λ reaches lie inside the mean over contexts of the convex hulls of φ: for one moment, strictly
+between the means over contexts of its least and its largest value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MomentSamples:
 
 @dataclass(frozen=True)
 class MomentFit:
-    """λ, and what the samples that it was fitted to say of it."""
+    """λ, and statistics of the samples that it was fitted to."""
 
     multipliers: tuple[float, ...]
     reached: tuple[float, ...]
@@ -63,8 +63,8 @@ class MomentFit:
     highest: tuple[float, ...]
     """Between these some λ reaches every value, of each moment by itself."""
     ess: float
-    """Effective sample size of the weights under λ, as a share of a context's samples; the harmonic mean over contexts,
-    since one that shows nothing of what is to become frequent has even weights, and says little."""
+    """Effective sample size of the weights under λ, as a share of a context's samples; the harmonic mean over contexts.
+    A context without any of the outputs that must become frequent has even weights, and should not count much."""
     contexts: int
     """Contexts with a sample of weight above 0."""
     samples: int
@@ -72,7 +72,7 @@ class MomentFit:
 
 
 class Unreachable(Exception):
-    """No λ gives these moments; ``fit`` has the nearest that were come to."""
+    """No λ gives these moments; ``fit`` has the nearest that were reached."""
 
     def __init__(self, fit: MomentFit) -> None:
         super().__init__("no multipliers give these moments")
@@ -80,7 +80,7 @@ class Unreachable(Exception):
 
 
 def fit_multipliers(samples: MomentSamples, means: Tensor) -> MomentFit:
-    """λ for the means asked for, ``[moment]``; :class:`Unreachable` if there is none.
+    """λ for the given means, ``[moment]``; :class:`Unreachable` if there is none.
 
     At least one context has a sample of weight above 0.
     """
@@ -105,7 +105,7 @@ def reachable(samples: MomentSamples) -> tuple[Tensor, Tensor]:
 
 
 def summarize(samples: MomentSamples, multipliers: Tensor) -> MomentFit:
-    """What the samples say of some λ; every context has a sample of weight above 0."""
+    """Statistics of the samples under some λ; every context has a sample of weight above 0."""
     lowest, highest = reachable(samples)
     log_w = samples.log_weight + samples.phi @ multipliers
     counts = samples.valid.sum(dim=1)
@@ -150,7 +150,7 @@ def _newton(samples: MomentSamples, means: Tensor, scale: Tensor) -> Tensor:
 
 
 def _dual(log_weight: Tensor, phi: Tensor, multipliers: Tensor) -> float:
-    """mean_c log Z_c(λ), φ being measured from the means asked for."""
+    """mean_c log Z_c(λ), with the given means subtracted from φ."""
     return float((log_weight + phi @ multipliers).logsumexp(dim=1).mean())
 
 

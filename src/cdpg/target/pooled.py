@@ -3,12 +3,12 @@
 The mean of P_c(x)/q(x|c) over the M samples of an epoch is a poor divisor for these same samples: it is noisy, and it
 is large where the sample itself is likely under the target, which pulls the gradient towards q. Two things reduce this.
 
-- *Leave one out*: the divisor of a sample is made of the others. Given them, the sample's weight has the expectation
-  of the exact one but for a factor that is the same for all outcomes of the context, so that the direction of the
-  context's gradient is right whatever M is.
-- *Shrinkage*: the others may be few, or none of them may satisfy. So they are joined by ``strength`` samples whose
-  ratio is the mean over contexts. This is the empirical Bayes estimate: ``strength`` is the variance of a ratio within
-  a context over the variance of Z_c between contexts.
+- *Leave one out*: the divisor of a sample is estimated from the others. Given these, the expected weight is the exact
+  one times a factor that is the same for all outcomes of the context. So the direction of the context's gradient is
+  right whatever M is.
+- *Shrinkage*: the others may be few, or none of them may satisfy. So ``strength`` samples are added whose ratio is the
+  mean over contexts. This is the empirical Bayes estimate: ``strength`` is the variance of a ratio within a context
+  over the variance of Z_c between contexts.
 
 Ratios of earlier epochs count like those of this one, since each is unbiased for Z_c whatever q was.
 """
@@ -65,7 +65,7 @@ class PooledPartition:
         return PooledPartition(sums, within, (self.between[0] + between, self.between[1] + 1))
 
     def prior(self) -> Prior | None:
-        """What the samples so far say of a new context; None before any satisfied."""
+        """The prior for a new context, from the samples so far; None before any satisfied."""
         total, count = (sum(column) for column in zip(*self.sums.values(), strict=True)) if self.sums else (0.0, 0)
         if not total > 0:
             return None

@@ -1,4 +1,4 @@
-"""What samples of another model than the policy say of the policy: mathematics alone."""
+"""Estimates for the policy from samples of another model: mathematics alone."""
 
 from __future__ import annotations
 

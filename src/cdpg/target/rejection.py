@@ -5,8 +5,8 @@ p_β ∝ min(P_c, β π): the larger β, the nearer to p_c, and the fewer are ac
 P_c/π, it is p_c itself.
 
 Everything is a function of the importance ratios P_c(x)/π(x|c) of samples of π, ``log_ratio[sample]``, −∞ where b = 0;
-at least one is above it. The figures are those of the distribution that has 1/n on each sample: they converge to the
-true ones, and do not know of what π leaves out.
+at least one is above it. The figures are estimated from the samples: they converge to the true ones, except that they
+cannot include outputs that π leaves out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BOUND = 0.05
-"""The total variation to p that is allowed unless another is asked for."""
+"""The total variation to p that is allowed by default."""
 _HALVINGS = 60
 """Steps in which β is found, each of which halves the interval of log β."""
 
@@ -36,7 +36,7 @@ class RejectionSummary:
     kl: float
     """KL(p_c, p_β) = E_p[max(0, log P_c/(β π))] + log Z_β/Z_c."""
     z: float
-    """Ẑ_c, the mean of P_c/π: as many samples of the base would be accepted."""
+    """Ẑ_c, the mean of P_c/π: the share of the base's samples that would be accepted."""
 
 
 def log_acceptance(log_ratio: Tensor, log_beta: float) -> Tensor:

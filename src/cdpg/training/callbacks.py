@@ -74,7 +74,7 @@ class Callbacks:
         if not self._evaluates and isinstance(callback, EarlyStoppingCallback):
             reason = "evaluate_every is 0: raise it" if self._has_contexts else "there are none: pass eval_dataset"
             raise UserError(
-                f"EarlyStoppingCallback looks at evaluations along the run, and {reason}, or leave the callback out"
+                f"EarlyStoppingCallback looks at evaluations during the run, and {reason}, or leave the callback out"
             )
         self._callbacks.append(callback)
 
@@ -136,8 +136,8 @@ class Callbacks:
                 if error.obj is not self._arguments:
                     raise
                 raise UserError(
-                    f"the callback {type(callback).__name__} reads the argument {error.name!r}, which none of the "
-                    "settings answers: leave it out"
+                    f"the callback {type(callback).__name__} reads the argument {error.name!r}, which has no "
+                    "counterpart among the settings: leave it out"
                 ) from error
             self.control = self.control if result is None else result
 

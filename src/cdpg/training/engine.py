@@ -1,4 +1,4 @@
-"""An engine of a run: it is set up, and gets the weights to sample with."""
+"""Sets up the engine of a run, and sends it the weights to sample with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cdpg.system.distributed import Processes
 T = TypeVar("T")
 
 DRIFT = 0.1
-"""Of a sample's log-probability, in nats: if a tenth of the samples differ by more, there is a notice."""
+"""If the log-probability of a tenth of the samples differs by more than this, in nats, there is a notice."""
 
 
 class EngineLink:
@@ -39,7 +39,7 @@ class EngineLink:
         self.engine = VLLMEngine(connection, drawn_from, vocabulary)
 
     def send(self, number: int, config: CDPGConfig) -> None:
-        """Let the engine have the model's weights, those after epoch ``number``, unless it has them; all processes."""
+        """Send the engine the model's weights after epoch ``number``, unless it has them; called by all processes."""
         version = f"{self._run}-{number}"
         if not self._in_main(lambda: self._is_missing(version)):
             return
@@ -55,7 +55,7 @@ class EngineLink:
         self._sent = version
 
     def _write(self, model: LanguageModel, config: CDPGConfig) -> None:
-        """Write a model to the folder. It is read at once and never again, so that nothing is flushed to the disk."""
+        """Write a model to the folder. It is read at once and never again, so it need not be synced to the disk."""
         try:
             if self._folder.exists():
                 files.remove_tree(self._folder)  # not overwritten: the engine may still have the old files open
@@ -77,7 +77,7 @@ class EngineLink:
         self._in_main(check)
 
     def close(self) -> None:
-        """End what is ours, and remove the weights in the folder."""
+        """Close the connection, and remove the weights in the folder."""
         self._connection.close()
         self._sent = ""
         if self._processes.is_main and self._folder.exists():
@@ -87,7 +87,7 @@ class EngineLink:
         return self._sent != version or self._connection.version() not in (None, version)
 
     def _in_main(self, work: Callable[[], T]) -> T:
-        """What the main process finds, on every process; if it fails there, it fails in all of them."""
+        """The main process's result, on every process; if the main process fails, all of them fail."""
         found: list[T] = []
         problem: CDPGError | None = None
         if self._processes.is_main:
@@ -109,7 +109,7 @@ def make_engine(
     folder: Path,
     shares_adapters: bool,
 ) -> EngineLink | None:
-    """The engine that the settings ask for, and None for the model itself.
+    """The engine that the settings ask for; None if the model itself draws.
 
     ``shares_adapters``: it would sample the base, which is the policy with its adapters off.
     """
@@ -122,8 +122,8 @@ def make_engine(
         )
     if shares_adapters:
         raise UserError(
-            f"engine is {config.engine!r} and the samples are of the base, which with adapters has no weights of its "
-            "own: set proposal: policy, or engine: transformers"
+            f"engine is {config.engine!r} and the samples are drawn from the base, which with adapters has no weights "
+            "of its own: set proposal: policy, or engine: transformers"
         )
     window = max(map(len, prompts), default=1) + config.max_completion_length
     connection: Connection
@@ -142,7 +142,7 @@ def make_engine(
 
 
 class DriftWatch:
-    """Says once that the engine's log-probabilities and ours have come apart."""
+    """Warns once if the engine's log-probabilities and ours differ by too much."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -155,9 +155,9 @@ class DriftWatch:
         self._warned = True
         return (
             f"epoch {record['epoch']}: the engine's log-probabilities of samples differ from those computed here, for "
-            f"a tenth of them by more than {DRIFT} (quantiles 5% {low:.3g}, 50% {record['engine_log_ratio_median']:.3g}"
-            f", 95% {high:.3g}): the weights divide by the engine's own and stay right; if it is to compute as "
-            "precisely as the policy, start it with --dtype float32"
+            f"a tenth of them by more than {DRIFT} (quantiles 5% {low:.3g}, 50% "
+            f"{record['engine_log_ratio_median']:.3g}, 95% {high:.3g}): the importance weights use the engine's and "
+            "stay right; for the policy's precision, start it with --dtype float32"
         )
 
     def verdict(self, records: Sequence[Mapping[str, Any]]) -> str | None:

@@ -23,7 +23,7 @@ from cdpg.training.state import RunState
 
 
 class Epoch:
-    """One epoch. A failure before its first step leaves a checkpoint of the epochs before."""
+    """One epoch. If it fails before its first step, a checkpoint of the epochs before is written."""
 
     def __init__(
         self, number: int, parts: Parts, updater: Updater, config: CDPGConfig, rescue: Callable[[], None]
@@ -35,9 +35,8 @@ class Epoch:
         self.cores = CoreWatch()
 
     def synchronised(self, state: RunState) -> RunState:
-        """The state with the weights that this epoch samples with, if these are not the policy's of now.
-
-        An engine gets them.
+        """The state with the weights that this epoch samples with, if they differ from the policy's. They are sent to
+        an engine.
         """
         try:
             held = self._parts.proposal.synchronised(self._number - 1, state.proposal, self._config)
@@ -74,7 +73,7 @@ class Epoch:
     def update(self, rollout: Rollout, state: RunState) -> tuple[StepSummary, RunState]:
         """Compute the weights and take the steps θ ← θ + α · w(x,c) · ∇log π(x|c).
 
-        ``state`` is the run's after the epoch before; returns that after this one, too.
+        ``state`` is the run's after the epoch before; the new state is returned as well.
         """
         buffer = self._remembered(rollout, state)
         replay = self._replay(buffer) if state.may_replay else None
@@ -92,9 +91,8 @@ class Epoch:
         return summary, self._parts.target_fit.after_epoch(rollout, state, self._config)
 
     def _remembered(self, rollout: Rollout, state: RunState) -> ReplayBuffer:
-        """The samples for replay, with those of this epoch if they may be replayed.
-
-        Without a model to keep nothing ever is. An epoch with a weight that is not finite would spoil any batch.
+        """The samples for replay, with those of this epoch if they may be replayed. Without validation nothing is
+        replayed. An epoch with a weight that is not finite would spoil every batch.
         """
         if not self._parts.method.replay or state.best is None or not bool(rollout.log_ratio.exp().isfinite().all()):
             return state.replay
@@ -108,7 +106,7 @@ class Epoch:
         return Replay(buffer, parts.method.replay, parts.method, *of_run)
 
     def validate(self, state: RunState) -> tuple[float | None, RunState]:
-        """The gain on the contexts set aside, if there are any, and the state with the best model so far."""
+        """The gain on the validation contexts, if there are any, and the state with the best model so far."""
         parts = self._parts
         gains = parts.validation.gains(self._config.tokens_per_pass)
         if gains is None or state.best is None:
@@ -125,7 +123,7 @@ class Epoch:
     def record(self, rollout: Rollout, summary: StepSummary, gain: float | None, state: RunState) -> dict[str, Any]:
         """The epoch's line of ``metrics.jsonl``, which is written, as are some samples and failed checks.
 
-        ``gain`` is that on the contexts set aside, if it was measured.
+        ``gain`` is that on the validation contexts, if it was measured.
         """
         parts, config = self._parts, self._config
         record = metrics_record(rollout, summary, config.rate(self._number), config.partition_epsilon)

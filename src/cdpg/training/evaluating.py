@@ -1,4 +1,4 @@
-"""The evaluations of a run: when they are due, what becomes of them, and the time they take."""
+"""The evaluations of a run: when they are due, where they are logged, and the time they take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cdpg.training.setup import Parts
 
 @dataclass(frozen=True)
 class RunEvaluator:
-    """Evaluates the policy along a run and at its end, logs and writes what is found."""
+    """Evaluates the policy during a run and at its end; logs and writes the results."""
 
     parts: Parts
     callbacks: Callbacks
@@ -43,7 +43,7 @@ class RunEvaluator:
         try:
             if not self.parts.eval_contexts:
                 raise UserError(
-                    "a callback asks for an evaluation, and there are no contexts for it: pass eval_dataset"
+                    "a callback asks for an evaluation, but there are no contexts for it: pass eval_dataset"
                 )
             check_stop = partial(session.stop_check.raise_if_stopped, "the evaluation is put off")
             record = self.parts.evaluations.after_epoch(epoch, check_stop)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cdpg.errors import CDPGError, RunError, UserError
 from cdpg.messages.terms import term
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.system.distributed import Processes
 from cdpg.training.records import failure_records
@@ -61,8 +61,8 @@ class FailureLog:
         if rollout.number == 1 and bool(rollout.inapplicable.all()):  # in a later epoch it may be chance
             return UserError(
                 f"no constraint applies to any of the {rollout.inapplicable.numel():,} samples of epoch "
-                f"{rollout.number}: each returned None for all of them, so that there is nothing to learn from; return "
-                "True, False or a number between 0 and 1 where a constraint applies, and None elsewhere alone"
+                f"{rollout.number}: each returned None for all of them, so there is nothing to learn from; return "
+                "True, False or a number between 0 and 1 where a constraint applies, and None only elsewhere"
             )
         too_many = self.too_many(rollout)
         return None if too_many is None else RunError(too_many)
@@ -73,7 +73,7 @@ class FailureLog:
         recently, among = self._recently(failed, total)
         if not failed or (failed < total and recently <= self._share * max(among, _FEWEST)):
             return None
-        example = f"; for example, {next(iter(rollout.failures.values()))}" if rollout.failures else ""
+        example = example_of(rollout.failures)
         if failed == total:
             return (
                 f"the check of every sample of epoch {rollout.number} failed ({_kinds(rollout.checks)}){example}; "
@@ -103,9 +103,9 @@ class FailureLog:
         self._reported |= kinds
         if _NONE_APPLIES in new:
             _log.warning(
-                f"epoch {record['epoch']}: no constraint applies to any of its {record['samples']:,} samples, so that "
-                "nothing is learnt from it; the run goes on: raise contexts_per_epoch, or leave out contexts to which "
-                "none applies"
+                f"epoch {record['epoch']}: no constraint applies to any of its {record['samples']:,} samples, so "
+                "nothing is learnt from it; the run continues: raise contexts_per_epoch, or leave out contexts to "
+                "which none applies"
             )
         elif new:
             _log.warning(f"epoch {record['epoch']}: {summary([record])}")

@@ -26,18 +26,18 @@ class Pace:
     gradient: float
 
 
-def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float, aside: int) -> float:
+def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float, validation: int) -> float:
     """Seconds of one epoch, if that share of its samples satisfies; often only those are scored and differentiated.
 
-    The method says which, how often it goes over them, and how many it replays; nothing is replayed without contexts
-    set ``aside``.
+    The method says which, how many passes it makes, and how many it replays; ``validation`` is the number of validation
+    contexts, without which nothing is replayed.
     """
     samples, method = config.samples_per_epoch, make_method(config)
     scored = samples if method.scores_every_sample else samples * satisfying
     scored = 0.0 if method.source == "base" else scored  # log a is known when a token is drawn
     failing_too = method.differentiates_every_sample and satisfying >= method.differentiates_from
     differentiated = (samples if failing_too else samples * satisfying) * method.passes
-    if method.replay and satisfying and aside:  # visits without a satisfying sample are not replayed
+    if method.replay and satisfying and validation:  # visits without a satisfying sample are not replayed
         covered = 1 - (1 - satisfying) ** config.num_generations
         differentiated += method.replay / SMALLER * samples * satisfying / covered
     waiting = max(pace.sampling, pace.constraint)
@@ -50,14 +50,14 @@ def context_seconds(config: CDPGConfig, pace: Pace, beams: int) -> float:
     return config.evaluation_samples * sample + beams * pace.sampling
 
 
-def ideal_seconds(config: CDPGConfig, pace: Pace, satisfying: float, aside: int, held_out: int) -> float:
-    """Seconds to find samples of the ideal model for the contexts set aside and those held out.
+def ideal_seconds(config: CDPGConfig, pace: Pace, satisfying: float, validation: int, held_out: int) -> float:
+    """Seconds to find samples of the ideal model for the validation contexts and the held-out ones.
 
     Each context is sampled until enough of its samples satisfy, the evaluation's own samples included.
     """
     draws = min(float(config.gain_draws), ENOUGH / satisfying if satisfying else math.inf)
     further = max(0.0, draws - config.evaluation_samples) if config.evaluates else 0.0
-    return (aside * draws + held_out * further) * max(pace.sampling, pace.constraint)
+    return (validation * draws + held_out * further) * max(pace.sampling, pace.constraint)
 
 
 def guessed_context(config: CDPGConfig, epoch: float) -> float:
@@ -90,6 +90,6 @@ def outlook(
         perhaps = "perhaps " if evaluated_context is None else ""
         share = f"; evaluations are {perhaps}{evaluations / left:.0%} of the time left"
         if evaluations > left / 2 and config.evaluation_interval:
-            share += " (evaluate_every=0 leaves out those along the run)"
+            share += " (evaluate_every=0 leaves out those during the run)"
     seconds = duration(epoch) if epoch >= 1 else f"{epoch:.2f}s"
     return f"an epoch takes about {seconds}{share}; at most {memory.format_memory(peak)} in use so far"

@@ -1,4 +1,4 @@
-"""The target of a run before and along it: λ of its moments is fitted, and fitted again."""
+"""Fits λ of a run's moments before the run, and again during it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class TargetFit:
     """Fits the multipliers of the target's moments."""
 
     sampler: Sampler
-    """That of the run."""
+    """The run's sampler."""
     method: Method
     contexts: Sequence[Context]
-    """Those to tune on, and those set aside: the same for every method."""
+    """Training and validation contexts: the same for every method."""
     prompts: Sequence[PromptTokens]
     journal: Journal
 
@@ -71,7 +71,7 @@ class TargetFit:
         return (fitted,)
 
     def _look(self, config: CDPGConfig) -> Rollout:
-        """A few samples of the base, if nothing is wrong with what the functions say of them."""
+        """A few samples of the base; an error if too many functions fail on them."""
         few = slice(config.contexts_per_epoch)
         settings = config.replace(num_generations=ROUND, batch_size=None, seed=0)
         base = self.sampler.of_base(settings)
@@ -114,7 +114,7 @@ class TargetFit:
             self.journal.describe_moments(describe_fits(self.sampler.judge.tilt, state.moments))
 
     def _use(self, found: Fitted) -> None:
-        """Use a fit from now on, and tell of it."""
+        """Use a fit from now on, and log it."""
         tilt, fit = self.sampler.judge.tilt, found.fit
         tilt.set_multipliers(fit.multipliers)
         parts = [
@@ -125,7 +125,7 @@ class TargetFit:
             )
         ]  # fmt: skip
         source = "the base" if found.source == "base" else f"the policy after epoch {found.epoch}"
-        few = "; λ is rough, and is fitted again as the policy comes nearer" if fit.ess < REFIT_BELOW else ""
+        few = "; λ is rough, and is fitted again during the run" if fit.ess < REFIT_BELOW else ""
         _log.info(
             f"{'; '.join(parts)}; by {fit.samples:,} samples of {source} in {fit.contexts:,} contexts, effective "
             f"sample size {fit.ess:.0%}{few}"
@@ -133,17 +133,17 @@ class TargetFit:
 
 
 def require_target(names: Sequence[str]) -> None:
-    """Refuse methods that do not aim at p, for a target with moments or rewards."""
+    """Refuse methods whose optimum is not p, for a target with moments or rewards."""
     others = [name for name in names if not METHODS[name].targets_p]
     if others:
         known = ", ".join(name for name, method in METHODS.items() if method.targets_p)
         raise UserError(
-            f"{', '.join(others)} maximises the constraint alone, and moments and rewards are part of a target that it "
-            f"does not have: choose {term('method')} among {known}, or leave them out"
+            f"moments and rewards need a method whose optimum is the target, not {', '.join(others)}: choose "
+            f"{term('method')} among {known}, or leave them out"
         )
 
 
 def _given(rollout: Rollout, tilt: Tilt) -> Fitted:
-    """What a few samples of the base say of multipliers that were given."""
+    """Statistics of a few samples of the base under multipliers that were given."""
     multipliers = torch.tensor([moment.coefficient for moment in tilt.moments], dtype=torch.float64)
     return Fitted(summarize(moment_samples(rollout, tilt).covered(), multipliers), "given", 0)

@@ -46,7 +46,7 @@ class NonfiniteWatch:
 def keep_refused(folder: Path, rollout: Rollout, summary: StepSummary) -> Path | None:
     """Write the batches of the epoch's refused steps to ``folder/epoch-000007.json``; None when there are enough.
 
-    Of several processes, it holds the samples of the one that writes.
+    With several processes, it holds the samples of the one that writes.
     """
     path = folder / f"epoch-{rollout.number:06d}.json"
     try:

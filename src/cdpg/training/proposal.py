@@ -1,8 +1,9 @@
-"""What draws a run's samples: the policy of now, a copy of it from some epochs ago, the base or a third model.
+"""What a run's samples are drawn from: the present policy, a copy of it from some epochs ago, the base or a third
+model.
 
 The weight of a sample is P_c(x) / (Ẑ_c q(x|c)), where q is what the sample was drawn from. So the gradient is right for
-any proposal, and the figures of the policy are taken from scores of its own (:mod:`cdpg.rollout.rescoring`). An engine
-may do the drawing; it gets the proposal's weights.
+any proposal. The figures of the policy are computed from its own scores (:mod:`cdpg.rollout.rescoring`). If an engine
+draws the samples, it is sent the proposal's weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cdpg.training.engine import EngineLink
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """The weights of the policy that draws the samples, from after an epoch."""
+    """The policy's weights after an earlier epoch, with which samples are drawn."""
 
     epoch: int
     weights: Mapping[str, Tensor]
@@ -37,7 +38,7 @@ class HeldWeights:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Gives the sampler the weights it samples with, and says what its samples are of."""
+    """Gives the sampler the weights it samples with, and records which model they are of."""
 
     method: Method
     policy: LanguageModel
@@ -46,9 +47,8 @@ class Proposal:
     engine: EngineLink | None = None
 
     def synchronised(self, done: int, held: HeldWeights | None, config: CDPGConfig) -> HeldWeights | None:
-        """The weights to sample with after ``done`` epochs: new ones if it is time; None for those of now.
-
-        An engine gets them.
+        """The weights to sample with after ``done`` epochs: new ones if due, None for the policy's. They are sent to an
+        engine.
         """
         if config.sync_every == 1 or self.method.source != "policy":
             held = None
@@ -74,7 +74,8 @@ class Proposal:
             self.trainable.set_weights(present)
 
     def compared(self, rollout: Rollout, config: CDPGConfig) -> Rollout:
-        """The rollout with scores of what an engine has drawn, by the same weights; called where they are in use."""
+        """The rollout with scores, by the same weights, of what an engine has drawn; called while these weights are in
+        use."""
         if self.engine is None:
             return rollout
         self.engine.require_unchanged()
@@ -92,12 +93,12 @@ class Proposal:
         return rollout
 
     def close(self) -> None:
-        """The run is over."""
+        """End the engine, if there is one."""
         if self.engine is not None:
             self.engine.close()
 
     def facts(self, rollout: Rollout, held: HeldWeights | None) -> dict[str, Any]:
-        """What an epoch's record says of whose samples they are, and of the policy where they are not its own."""
+        """The fields of an epoch's record on the model that drew the samples, and on the policy if it did not."""
         found: dict[str, Any] = {} if held is None else {"proposal_age": rollout.number - 1 - held.epoch}
         if self.method.source == "base":
             found["samples_of_base"] = True

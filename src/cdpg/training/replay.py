@@ -27,7 +27,7 @@ class Replay:
     """Batches of visits from the buffer."""
 
     buffer: ReplayBuffer
-    """It holds the epoch's own samples, too."""
+    """It also holds the epoch's own samples."""
     steps: int
     """Steps for each step on the epoch's own samples."""
     method: Method
@@ -39,7 +39,7 @@ class Replay:
     """Those of the target's moments and rewards."""
 
     def batches(self, rollout: Rollout, state: State) -> Iterator[Batch]:
-        """Visits with a satisfying sample, a quarter as many a batch as an ordinary one has contexts.
+        """Batches of visits with a satisfying sample, with a quarter as many contexts as an ordinary batch.
 
         ``state`` is the method's after the epoch. The mean over these visits, times their share of the samples, is an
         estimate of the mean over all visits, since the others have no gradient.

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def begin_target(parts: Parts, state: RunState, resume: bool | str | Path | None, config: CDPGConfig) -> RunState:
-    """Fit the target's moments unless a checkpoint has them; what is wrong with them shows before a file is written."""
+    """Fit the target's moments unless a checkpoint has them; errors are raised before a file is written."""
     if state.moments or not parts.target_fit.looks_first or (resume and kept_epochs(parts.folder.checkpoints)):
         return state
     if parts.is_main and not resume:
@@ -35,7 +35,7 @@ def checkpoint_to_resume(parts: Parts, resume: bool | str | Path | None, has_tra
     """The checkpoint that ``resume`` asks for, None to begin at the start."""
     checkpoint = find_checkpoint(parts.folder.checkpoints, resume) if resume else None
     if checkpoint is None and has_trained:
-        raise UserError("this trainer has trained already, and no checkpoint takes it back: make a new one")
+        raise UserError("this trainer has trained already, and its weights have changed: make a new one")
     return checkpoint
 
 
@@ -75,7 +75,7 @@ def begin_validation(parts: Parts, state: RunState, config: CDPGConfig, done: in
     The multipliers of the target's moments are written, since all figures depend on them.
     """
     parts.target_fit.describe(state)
-    session.progress.working("sampling the ideal model for the contexts set aside")
+    session.progress.working("sampling the ideal model for the validation contexts")
     check_stop = partial(session.raise_if_stopped_after, done)
     parts.validation.begin(config, check_stop)
     if not parts.validation.is_measured:

@@ -1,4 +1,4 @@
-"""Checkpoints along a run, and the tuned model."""
+"""Checkpoints during a run, and the tuned model."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ class Saver:
     def choose(self, state: RunState, done: int) -> tuple[str, int, float | None]:
         """Give the policy the weights that the run ends with, those of the last epoch ``done`` or of the best.
 
-        Returns which of the two, its epoch, and its gain on the contexts set aside if that was measured.
+        Returns which of the two, its epoch, and its gain on the validation contexts if that was measured.
         """
         best = state.best
         if not self.parts.keeps_best or best is None:
             return "last", done, self.parts.journal.last("metrics").get("gain_validation")
         self.parts.validation.use(best)
         if best.epoch:
-            _log.info(f"the model of epoch {best.epoch} is kept, by the gain on the contexts set aside")
+            _log.info(f"the model of epoch {best.epoch} is kept, by the gain on the validation contexts")
         else:
             _log.warning(
-                "no epoch came nearer to the ideal model than the base, by the gain on the contexts set aside: the "
-                f"model that is kept is the base; lower learning_rate (now {self.config.learning_rate:g}), or take "
-                "more samples a step (num_generations, contexts_per_epoch)"
+                "no epoch came nearer to the ideal model than the base, by the gain on the validation contexts: the "
+                f"model that is kept is the base; lower learning_rate (now {self.config.learning_rate:g}), or use "
+                "more samples for each step (num_generations, contexts_per_epoch)"
             )
         return "best", best.epoch, best.gain
 
@@ -91,7 +91,7 @@ class Saver:
         return path
 
     def push(self, repo_id: str, **options: Any) -> str:
-        """Upload the tuned model, its tokenizer and its card; of divided weights, from the main process."""
+        """Upload the tuned model, its tokenizer and its card; if the weights are divided, from the main process."""
         folder = self.save_model()
         if self.parts.trainable.is_divided and not self.parts.is_main:
             return ""

@@ -32,7 +32,7 @@ class Session:
 
 @contextmanager
 def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float], float]) -> Iterator[Session]:
-    """Lock the folder, catch signals and show progress; at the end, worker processes end, too."""
+    """Lock the folder, catch signals and show progress; worker processes are ended at the end."""
     with (
         parts.folder if parts.is_main else nullcontext(),  # the other processes write nothing
         closing(parts.evaluator),
@@ -47,7 +47,7 @@ def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float],
                 raise
             # At once: a launcher is about to end this process, too, maybe before the exception is shown.
             _log.error(
-                "another process of this run has ended, and this one cannot go on without it: see the message of that "
-                f"process, or whether the system killed it for lack of memory; continue with: {resume}"
+                "another process of this run has ended, and this one cannot continue without it: look at the message "
+                f"of that process, or whether the system killed it for lack of memory; continue with: {resume}"
             )
             raise RunError("the run has lost one of its processes") from error

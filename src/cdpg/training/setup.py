@@ -45,7 +45,7 @@ from cdpg.training.notices import RunNotices
 from cdpg.training.optimization import Updater, make_optimizer, trainable_parameters
 from cdpg.training.proposal import Proposal
 from cdpg.training.state import RunState
-from cdpg.training.validation import Validation, keeps_best, set_aside, why_none_aside
+from cdpg.training.validation import Validation, keeps_best, split_validation, why_no_validation
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Parts:
 
     judge: Judge
     contexts: list[Context]
-    """Those to tune on, without those set aside."""
+    """The training contexts, without the validation contexts."""
     eval_contexts: list[Context]
     processes: Processes
     policy: LanguageModel
@@ -70,11 +70,11 @@ class Parts:
     prompts: Sequence[PromptTokens]
     """Those of ``contexts``, encoded."""
     validation: Validation
-    """The gain on the contexts that are set aside."""
+    """Measures the gain on the validation contexts."""
     keeps_best: bool
     """Whether the model with the largest of these gains is kept."""
     given: frozenset[str]
-    """Digests of all prompts that were given to tune on: those of the contexts set aside choose the model."""
+    """Digests of all given training prompts, those of the validation contexts included."""
     evaluator: Evaluator
     method: Method
     module: nn.Module | None
@@ -90,7 +90,7 @@ class Parts:
     """Fits λ of the target's moments."""
     folder: RunFolder
     origin: Mapping[str, Any]
-    """What ``config.yaml`` says of the run's origin."""
+    """The key ``origin`` of ``config.yaml``."""
     journal: Journal
     evaluations: PolicyEvaluations
     failures: FailureLog
@@ -141,7 +141,7 @@ def set_up(
     warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
     all_prompts = _encoded(everything, policy, base, config)
     held_out = 0 if judge.tilt.factors else len(eval_contexts)  # the gain is biased then, and does not choose
-    (contexts, prompts), aside, best = _divided(everything, all_prompts, config, method, held_out)
+    (contexts, prompts), validation, best = _divided(everything, all_prompts, config, method, held_out)
     given = frozenset(prompt_digests(everything))
     evaluator = Evaluator.of(base, eval_contexts, judge, measure, config, processes, stop, given)
     folder = RunFolder(config.output_dir)
@@ -169,7 +169,7 @@ def set_up(
         trainable=trainable, folder=folder, origin=origin, failures=failures, inputs=inputs,
         stream=ContextStream(contexts, config.seed), sampler=sampler, given=given, keeps_best=best, journal=journal,
         proposal=Proposal(method, policy, sampler, trainable, engine),
-        validation=Validation(sampler, policy, trainable, *aside),
+        validation=Validation(sampler, policy, trainable, *validation),
         evaluations=PolicyEvaluations(evaluator, policy, _about(inputs, origin)),
         target_fit=TargetFit(sampler, method, everything, all_prompts, journal),
         notices=RunNotices(failures, config.num_generations, bool(judge.tilt.factors), engine is not None),
@@ -220,24 +220,25 @@ def _encoded(
 def _divided(
     contexts: Sequence[Context], prompts: Sequence[PromptTokens], config: CDPGConfig, method: Method, held_out: int
 ) -> tuple[Encoded, Encoded, bool]:
-    """Those to tune on, those set aside, and whether the best model is kept, by the gain on these."""
+    """Training contexts, validation contexts, and whether the best model is kept, by the gain on the latter."""
     best = keeps_best(config, method, held_out)
     decides = best or method.replay > 0
-    tuning, aside = (
-        ([contexts[i] for i in part], [prompts[i] for i in part]) for part in set_aside(contexts, config, decides)
+    tuning, validation = (
+        ([contexts[i] for i in part], [prompts[i] for i in part])
+        for part in split_validation(contexts, config, decides)
     )
-    if decides and not aside[0]:
-        why = why_none_aside(len(contexts), config)
+    if decides and not validation[0]:
+        why = why_no_validation(len(contexts), config)
         if config.keep == "best":
             raise UserError(
-                f"keep is 'best', and there are no contexts to choose the model by: {why}; or set keep: last"
+                f"keep is 'best', but there are no validation contexts to choose the model by: {why}; or set keep: last"
             )
         _log.info(f"nothing is replayed and the last model is kept, because {why}")
-    return tuning, aside, best and bool(aside[0])
+    return tuning, validation, best and bool(validation[0])
 
 
 def _sources(*given: Any) -> list[str | Path]:
-    """Those of the arguments that may name a file."""
+    """The arguments that may name a file."""
     return [source for source in given if isinstance(source, (str, Path))]
 
 

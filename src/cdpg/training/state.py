@@ -24,9 +24,9 @@ class RunState:
     method: State
     replay: ReplayBuffer
     best: Best | None = None
-    """The model to keep, by the gain on the contexts set aside; None without such contexts."""
+    """The model to keep, by the gain on the validation contexts; None without these."""
     gains: tuple[float, ...] = ()
-    """The gain of each context set aside after the last epoch; NaN where there is none."""
+    """The gain of each validation context after the last epoch; NaN where there is none."""
     fell: bool = False
     """Whether the last epoch lowered it by more than its noise."""
     moments: tuple[Fitted, ...] = ()
@@ -34,7 +34,7 @@ class RunState:
     recent: MomentBuffer = field(default_factory=MomentBuffer)
     """Samples to fit them again."""
     proposal: HeldWeights | None = None
-    """The weights that samples are drawn with, if these are not the policy's of now."""
+    """The weights that samples are drawn with, if they differ from the policy's."""
 
     @classmethod
     def begin(cls, method: Method) -> RunState:
@@ -66,9 +66,9 @@ class RunState:
 
     @property
     def may_replay(self) -> bool:
-        """Whether the next epoch may replay: the last one did not lower the gain on the contexts set aside.
+        """Whether the next epoch may replay: the last one did not lower the gain on the validation contexts.
 
-        False without such contexts: nothing then shows whether more steps on the same samples help on others.
+        False without validation contexts: nothing then shows whether the policy overfits to the samples.
         """
         return self.best is not None and not self.fell
 

@@ -35,7 +35,7 @@ class CDPGTrainer(TakesCallbacks):
     (:class:`~cdpg.constraints.factors.Moment`, :class:`~cdpg.constraints.factors.Reward`); ``args`` a
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
     :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of
-    the same kind, along the run and at its end; it should be held out, and the figures say how many of its prompts
+    the same kind, during the run and at its end; it should be held out, and the figures say how many of its prompts
     are tuned on, too. ``stop`` may end a sequence before its end token, for the base and the policy alike;
     ``measure`` adds metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name)
     are written to ``config.yaml``, so that the run can be repeated from it.
@@ -108,7 +108,7 @@ class CDPGTrainer(TakesCallbacks):
                 self._state = epoch.synchronised(self._state)  # q, if it is not the policy of now
                 samples = epoch.sample(self._state)  # contexts c, x ~ q(·|c), verdicts b(x,c), scores log a(x|c)
                 summary, self._state = epoch.update(samples, self._state)  # θ ← θ + α · w(x,c) · ∇log π(x|c)
-                gain, self._state = epoch.validate(self._state)  # E_p[log π − log a] on the contexts set aside
+                gain, self._state = epoch.validate(self._state)  # E_p[log π − log a] on the validation contexts
                 record = epoch.record(samples, summary, gain, self._state)
                 self._callbacks.step_end(record)
                 nonfinite.add(record)

@@ -1,7 +1,7 @@
-"""The gain on contexts that are set aside, after every epoch: it decides which model is kept.
+"""The gain on the validation contexts, after every epoch: it decides which model is kept.
 
-The contexts are taken from those to tune on, not from the held-out ones: figures of a model that was chosen on the
-contexts they come from would be too good.
+Validation contexts are taken from the training data, not from the held-out set: metrics on contexts by which the model
+was chosen would be too good.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from cdpg.storage.snapshot import Trainable
 _log = logging.getLogger(__name__)
 
 FEW = 50
-"""Of fewer contexts to tune on, none are set aside by default."""
+"""With fewer training contexts there are no validation contexts by default."""
 LEAST = 5
-"""Contexts with a sample of the ideal model below which nothing is decided: of fewer the noise is hardly known."""
+"""Contexts with a sample of the ideal model below which nothing is decided: with fewer the noise cannot be estimated
+well."""
 _SHARE, _MOST = 10, 64
 _SURELY = 2.0
-"""Standard errors by which a later model must be worse not to be kept."""
+"""Standard errors by which a later model must be worse to be rejected."""
 
 
 def keeps_best(config: CDPGConfig, method: Method, held_out: int) -> bool:
@@ -42,8 +43,8 @@ def keeps_best(config: CDPGConfig, method: Method, held_out: int) -> bool:
     return (held_out > 0 and method.chooses_epoch) if config.keep is None else config.keep == "best"
 
 
-def set_aside(contexts: Sequence[Context], config: CDPGConfig, decides: bool) -> tuple[list[int], list[int]]:
-    """Indices of the contexts to tune on, and of those set aside; the same for every method and seed.
+def split_validation(contexts: Sequence[Context], config: CDPGConfig, decides: bool) -> tuple[list[int], list[int]]:
+    """Indices of the training and of the validation contexts; the same for every method and seed.
 
     ``decides`` says whether anything is decided on them. No prompt and no group is on both sides.
     """
@@ -53,28 +54,28 @@ def set_aside(contexts: Sequence[Context], config: CDPGConfig, decides: bool) ->
         count = min(_MOST, len(contexts) // _SHARE) if len(contexts) >= FEW else 0
     if not decides or not count or not config.gain_draws:
         return everything, []
-    tuning, aside = split(contexts, count, UniformStream(0, "validation", 0).permutation)
-    return (tuning, aside) if tuning else (everything, [])
+    tuning, validation = split(contexts, count, UniformStream(0, "validation", 0).permutation)
+    return (tuning, validation) if tuning else (everything, [])
 
 
-def aside_of(contexts: Sequence[Context], config: CDPGConfig, held_out: int) -> list[int]:
-    """Indices of the contexts that a run with these settings sets aside."""
+def validation_indices(contexts: Sequence[Context], config: CDPGConfig, held_out: int) -> list[int]:
+    """Indices of the validation contexts of a run with these settings."""
     method = make_method(config)
-    return set_aside(contexts, config, keeps_best(config, method, held_out) or method.replay > 0)[1]
+    return split_validation(contexts, config, keeps_best(config, method, held_out) or method.replay > 0)[1]
 
 
-def why_none_aside(contexts: int, config: CDPGConfig) -> str:
-    """Why none of the contexts to tune on are set aside though something is to be decided on them, and what to do."""
+def why_no_validation(contexts: int, config: CDPGConfig) -> str:
+    """Why there are no validation contexts although something is to be decided on them, and what to do."""
     if not config.gain_draws:
-        return "gain_draws is 0, so that no gain is measured; raise it"
+        return "gain_draws is 0, so no gain is measured; raise it"
     if config.validation_contexts is None and contexts < FEW:
         return (
-            f"none of {contexts:,} contexts to tune on are set aside, which by default takes {FEW}; set "
-            f"validation_contexts, to {LEAST} or more"
+            f"{contexts:,} training contexts are too few to use some for validation by default, which needs {FEW}; "
+            f"set validation_contexts to {LEAST} or more"
         )
     return (
-        f"the {contexts:,} contexts to tune on cannot be parted as asked: some must remain, and no prompt and no group "
-        "may be on both sides; set validation_contexts to fewer, or give more contexts"
+        f"the {contexts:,} training contexts cannot be split like this: some must remain for training, and no prompt "
+        "or group may be on both sides; lower validation_contexts, or give more contexts"
     )
 
 
@@ -82,8 +83,9 @@ def why_none_aside(contexts: int, config: CDPGConfig) -> str:
 class Best:
     """The model to keep so far: the latest whose gain is not below the largest by more than twice its noise.
 
-    The noise is the standard error of the difference, paired by context. Without it the choice would follow the noise
-    of a small set of contexts, and prefer an early model to a later one that is as good and satisfies more often.
+    The noise is the standard error of the difference, paired by context. Without this margin the choice would follow
+    the noise of a small set of contexts, and prefer an early model to a later one that is as good and satisfies more
+    often.
     """
 
     epoch: int
@@ -97,7 +99,7 @@ class Best:
 class Validation:
     """Measures the gain after every epoch.
 
-    Without contexts, or if samples of the base satisfy on too few of them, nothing is measured.
+    Nothing is measured without contexts, or if too few of them have a sample of the ideal model.
     """
 
     def __init__(
@@ -113,11 +115,11 @@ class Validation:
         self._ideal: IdealSamples | None = None
         self._covered = torch.zeros(len(contexts), dtype=torch.bool)  # [context]: has a sample of the ideal model
         self.cost: dict[str, float] = {}
-        """What the samples cost that were drawn of the base, for the first epoch's record."""
+        """The cost of drawing samples of the base, for the first epoch's record."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether enough of the contexts set aside have a sample of the ideal model."""
+        """Whether enough of the validation contexts have a sample of the ideal model."""
         return int(self._covered.sum()) >= LEAST
 
     def begin(self, config: CDPGConfig, check_stop: Callable[[], None]) -> None:
@@ -132,14 +134,14 @@ class Validation:
         self._covered = self._ideal.counts(sampler.processes) > 0
         self.cost = {"samples_aside": self._ideal.draws, "seconds_aside": time.perf_counter() - started}
         covered = int(self._covered.sum())
-        where = f"{len(self._contexts):,} of the contexts to tune on are set aside"
+        where = f"{len(self._contexts):,} contexts are used for validation"
         if self.is_measured:
             _log.info(f"{where}; {covered:,} of them have a sample of the ideal model, on which the gain is measured")
         else:
             _log.warning(
-                f"{where}, and {self._ideal.draws:,} samples of the base satisfy on {covered:,} of them, of {LEAST} "
-                "that are needed: the last model is kept, and nothing is replayed; raise gain_draws or "
-                "validation_contexts to find more"
+                f"{where}, but {self._ideal.draws:,} samples of the base contain a satisfying one for only "
+                f"{covered:,} of them, and {LEAST} are needed: the last model is kept, and nothing is replayed; raise "
+                "gain_draws or validation_contexts to find more"
             )
 
     def gains(self, tokens_per_pass: int) -> Tensor | None:
@@ -191,7 +193,7 @@ class Validation:
         return Best(epoch, float(gains.nanmean()), self._trainable.copied_weights(), peak)
 
     def of_policy(self, epoch: int, gains: Tensor) -> Best:
-        """The policy after ``epoch``, whatever came before: the choice begins anew, as the target is another."""
+        """The policy after ``epoch``, whatever came before: the target has changed, so the choice starts again."""
         return Best(epoch, float(gains.nanmean()), self._trainable.copied_weights(), tuple(gains.tolist()))
 
     def use(self, best: Best) -> None:

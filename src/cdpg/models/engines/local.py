@@ -14,7 +14,7 @@ from cdpg.models.engines.worker import METHOD, LoadsWeights
 
 
 class Local:
-    """A vLLM of our own. It starts with the first weights, and later ones are loaded into it."""
+    """A vLLM in this process. It starts with the first weights; later ones are loaded into it."""
 
     def __init__(self, config: CDPGConfig, window: int, on_cpu: bool) -> None:
         if util.find_spec("vllm") is None:
@@ -43,14 +43,14 @@ class Local:
             yield [Completion(tuple(one.token_ids), tuple(_chosen(one))) for one in drawn]
 
     def load(self, folder: str, version: str) -> None:
-        """Load the weights of a folder, and forget what was computed with others."""
+        """Load the weights of a folder, and clear the cache of prompts."""
         try:
             if self._llm is None:
                 self._llm = self._start(folder)
             else:
                 self._llm.collective_rpc(METHOD, kwargs={"weights_path": folder})
                 if not self._llm.reset_prefix_cache():
-                    raise RuntimeError("what was computed of prompts with earlier weights could not be dropped")
+                    raise RuntimeError("the cache of prompts, computed with earlier weights, could not be cleared")
         except Exception as error:  # of vLLM: any
             raise RunError(f"vLLM could not load the weights in {folder!r}: {first_line(error)}") from error
         self._version = version

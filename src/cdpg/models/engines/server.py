@@ -1,4 +1,4 @@
-"""A vLLM server, asked over HTTP.
+"""A client for a vLLM server, over HTTP.
 
 Completions are those of ``/v1/completions``. Weights are written to a folder that the server sees as well, and loaded
 by its workers, through ``/collective_rpc``, which a server has if it was started with ``VLLM_SERVER_DEV_MODE=1``. Then
@@ -27,7 +27,7 @@ from cdpg.models.engines.worker import METHOD
 AT_ONCE = 64
 """Requests that are under way at the same time; the server works on all of them together."""
 _TRIES, _PAUSE = 20, 0.5
-"""How often the cache of prompts is asked to be dropped, which fails while a request is under way; seconds between."""
+"""How often clearing the cache of prompts is tried, which fails while a request is under way; seconds between."""
 
 HOW_TO_START = (
     "start one with VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --generation-config vllm, FOLDER being the model that is "
@@ -41,7 +41,7 @@ class Server:
 
     url: str
     seconds: float
-    """Patience for one request."""
+    """Seconds to wait for one request."""
     model: str
     """The name that it serves its model by."""
 
@@ -83,14 +83,15 @@ class Server:
             self._load(folder)
         except RunError as error:
             raise RunError(
-                f"{error}; it was to load the weights in {folder!r}: it must serve the model that is tuned and see "
+                f"{error}; it could not load the weights in {folder!r}: it must serve the model that is tuned and see "
                 "this folder under the same name (engine_folder)"
             ) from error
         self._forget_prompts()
         self._ask("/update_weight_version", {"new_version": version}, missing={})
 
     def _load(self, folder: str) -> None:
-        """By the method that we add to its workers, or by their own if the server was started without ours."""
+        """By the method that ``LoadsWeights`` adds to vLLM's workers, or by vLLM's own if the server was started
+        without it."""
         try:
             self._ask("/collective_rpc", {"method": METHOD, "kwargs": {"weights_path": folder}})
         except RunError:
@@ -102,7 +103,7 @@ class Server:
         return None if found is None else str(found)
 
     def close(self) -> None:
-        """A server goes on by itself."""
+        """Nothing to do: the server keeps running."""
 
     def _completions(self, wanted: Wanted) -> list[Completion]:
         answer = self._ask(
@@ -143,8 +144,8 @@ class Server:
                 return
             time.sleep(_PAUSE)
         raise RunError(
-            f"the engine at {self.url} keeps what it has computed of prompts with earlier weights, since another "
-            "program asks it at the same time: let it serve this run alone"
+            f"the engine at {self.url} did not clear its cache of prompts, since another program uses it at the same "
+            "time: let it serve this run alone"
         )
 
     def _ask(

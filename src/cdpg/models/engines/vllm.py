@@ -1,9 +1,9 @@
-"""vLLM as the sampler: it draws whole completions, and what they are is decided here.
+"""vLLM as the sampler: it draws whole completions, which are cut here.
 
 It samples at temperature 1 from the whole vocabulary, and the log-probabilities that it reports are q: the weights of
-the samples are then right whatever kernels it uses. It knows end tokens alone. The stop rule and pruning go over the
-tokens that it returns, one at a time as in :mod:`cdpg.models.sampling`, and a completion is cut where they would have
-ended it.
+the samples are then right whatever kernels it uses. It knows only end tokens. The stop rule and pruning are applied to
+the tokens that it returns, one at a time as in :mod:`cdpg.models.sampling`, and a completion is cut where they would
+have ended it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Wanted:
     count: int
     max_tokens: int
     seed: int
-    """Of the first completion; the others count on from it."""
+    """Seed of the first completion; the next ones have the following numbers."""
     end_ids: tuple[int, ...]
 
 
@@ -57,19 +57,19 @@ class Completion:
 
 
 class Connection(Protocol):
-    """A vLLM that can be asked."""
+    """A connection to vLLM."""
 
     def complete(self, wanted: Sequence[Wanted]) -> Iterator[list[Completion]]:
         """The completions of each prompt, in the order of the prompts; it may work on all at the same time."""
 
     def load(self, folder: str, version: str) -> None:
-        """Load the weights of a model's folder and forget what was computed with others."""
+        """Load the weights of a model's folder and clear the cache of prompts."""
 
     def version(self) -> str | None:
         """The version of the weights that it has, as given to :meth:`load`; None if it cannot say."""
 
     def close(self) -> None:
-        """No more is asked of it."""
+        """Close the connection."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,12 @@ def _problem(one: Completion, wanted: Wanted, vocabulary: int) -> str | None:
     if not one.tokens or len(one.tokens) != len(one.log_probs) or len(one.tokens) > wanted.max_tokens:
         return f"{len(one.tokens)} tokens with {len(one.log_probs)} log-probabilities, of at most {wanted.max_tokens}"
     if not all(0 <= token < vocabulary for token in one.tokens):
-        return f"token {max(one.tokens):,} is none of the model's {vocabulary:,}: let it serve the model that is tuned"
+        return (
+            f"token {max(one.tokens):,} is not one of the model's {vocabulary:,} tokens: let it serve the model "
+            "that is tuned"
+        )
     if not all(math.isfinite(value) and value <= _ROUNDING for value in one.log_probs):
-        return "it holds numbers that are no log-probabilities: start it without --logprobs-mode"
+        return "it has numbers that are not log-probabilities: start it without --logprobs-mode"
     ended = one.tokens[-1] in wanted.end_ids
     if not ended and len(one.tokens) < wanted.max_tokens:
         return (
@@ -142,5 +145,5 @@ def _problem(one: Completion, wanted: Wanted, vocabulary: int) -> str | None:
             "vllm leaves them out)"
         )
     if any(token in wanted.end_ids for token in one.tokens[:-1]):
-        return "a completion goes on after an end token"
+        return "a completion continues after an end token"
     return None

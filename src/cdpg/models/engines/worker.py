@@ -2,7 +2,7 @@
 
 vLLM loads new weights layer by layer, and prepares each layer that got some. An output layer that is tied to the
 embeddings gets none. On a GPU it reads the embeddings' own numbers. On a CPU it has a copy, packed for its kernels when
-the model was first loaded, and would go on with the first weights.
+the model was first loaded, and would keep using the first weights.
 """
 
 from __future__ import annotations

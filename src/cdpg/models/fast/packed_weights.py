@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 SMALLEST = 3 * 2**18
-"""Numbers in the smallest weight that is packed. Products with smaller ones are as fast without, and oneDNN takes
-longer to prepare a product for a number of rows that it has not had than to compute it."""
+"""Numbers in the smallest weight that is packed. Products with smaller weights are as fast without packing. For a new
+number of rows, oneDNN takes longer to prepare a product than to compute it."""
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def pays(weight: Tensor) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether nothing was put into a layer's way: no other ``forward``, no hook."""
+    """Whether a layer is unchanged: no other ``forward``, no hook."""
     return "forward" not in vars(layer) and not layer._forward_hooks and not layer._forward_pre_hooks
 
 

@@ -4,7 +4,7 @@ Strict on purpose, since a program reads the answer:
 
 - White space around the value is allowed; a code fence, a sentence or a second value is not.
 - NaN, Infinity and an object that has a key twice are not JSON.
-- Types are those of JSON Schema: ``"34"`` is no integer, ``34.0`` is one, ``true`` is no number.
+- Types are those of JSON Schema: ``"34"`` is not an integer, ``34.0`` is one, ``true`` is not a number.
 
 A schema may refer to its own parts (``#/$defs/…``) and to nothing else: no schema is fetched.
 """

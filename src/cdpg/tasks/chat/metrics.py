@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cdpg.contexts.contexts import Context
-from cdpg.evaluation.measures import Measured, distinct_2, per_output
+from cdpg.evaluation.measures import Measured, distinct_2, per_output, table_of
 from cdpg.evaluation.metrics import Count, Metric
 from cdpg.sandbox.functions import text_check
 from cdpg.sandbox.reader import Apply, directly
@@ -19,11 +19,11 @@ from cdpg.tasks.chat.constraint import NOT_JSON, VALID, outcome, read_json
 
 METRICS = {
     "valid_json": Metric(
-        "valid JSON", "Share of answers that are JSON by their schema.", better="higher", group="requirement"
+        "valid JSON", "Share of answers that are JSON and follow their schema.", better="higher", group="requirement"
     ),
     "fields_right": Metric(
         "fields right",
-        "Share of a record's fields that the answer has right; 0 for an answer that is no JSON object.",
+        "Share of a record's fields that the answer has right; 0 for an answer that is not a JSON object.",
         better="higher",
     ),
     "fields_right_valid": Metric(
@@ -51,17 +51,16 @@ class RecordMeasure:
         ]
         found = [(None, None) if one is None else one for one in apply(judged_answers, packed, (NOT_JSON, 0.0))]
         outcomes = [kind for kind, _ in found]
-        shape = (len(outputs), -1)
-        valid = np.array([np.nan if kind is None else kind == VALID for kind in outcomes], dtype=np.float64)
-        right = np.array([np.nan if share is None else share for _, share in found], dtype=np.float64)
-        features = {"valid_json": valid.reshape(shape), "distinct_2": per_output(outputs, distinct_2)}
+        valid = table_of((None if kind is None else kind == VALID for kind in outcomes), outputs)
+        right = table_of((share for _, share in found), outputs)
+        features = {"valid_json": valid, "distinct_2": per_output(outputs, distinct_2)}
         if not np.isnan(right).all():
-            features["fields_right"] = right.reshape(shape)
-            features["fields_right_valid"] = np.where(valid > 0, right, np.nan).reshape(shape)
+            features["fields_right"] = right
+            features["fields_right_valid"] = np.where(valid > 0, right, np.nan)
         return Measured(
             features=features,
             frequencies={"json_outcome": Counter(kind for kind in outcomes if kind is not None)},
-            remarks={"outcome": np.array(outcomes, dtype=object).reshape(shape).tolist()},
+            remarks={"outcome": np.array(outcomes, dtype=object).reshape(len(outputs), -1).tolist()},
         )
 
 

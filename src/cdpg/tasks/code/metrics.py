@@ -10,9 +10,8 @@ from itertools import islice
 import numpy as np
 
 from cdpg.contexts.contexts import Context
-from cdpg.evaluation.measures import Measured, distinct_2, per_output
+from cdpg.evaluation.measures import Measured, distinct_2, per_output, table_of
 from cdpg.evaluation.metrics import Count, Metric
-from cdpg.evaluation.statistics import Array
 from cdpg.sandbox.reader import Apply, directly
 from cdpg.tasks.code.constraint import OK, ast_nodes_of, compile_outcomes, error_lines, function_source, pep8_codes_of
 
@@ -56,19 +55,14 @@ class CodeMeasure:
         flat = [source for texts in sources for source in texts]
         outcomes: list[str | None] = apply(compile_outcomes, flat, EXHAUSTED)
         codes = apply(pep8_codes_of, flat)
-        compiled = np.array([np.nan if outcome is None else outcome == OK for outcome in outcomes], dtype=np.float64)
-        nodes = np.array([np.nan if count is None else count for count in apply(ast_nodes_of, flat)], dtype=np.float64)
-        violations = np.array([np.nan if found is None else len(found) for found in codes], dtype=np.float64)
-
-        def table(values: Array) -> Array:
-            return values.reshape(len(outputs), -1)
-
+        compiled = table_of((None if outcome is None else outcome == OK for outcome in outcomes), outputs)
+        nodes = table_of(apply(ast_nodes_of, flat), outputs)
         return Measured(
             features={
-                "compilability": table(compiled),
-                "pep8_violations": table(violations),
+                "compilability": compiled,
+                "pep8_violations": table_of((None if found is None else len(found) for found in codes), outputs),
                 "characters": per_output(sources, lambda source: len(source.rstrip("\n"))),
-                "ast_nodes": table(np.where(compiled > 0, nodes, np.nan)),
+                "ast_nodes": np.where(compiled > 0, nodes, np.nan),
                 "distinct_2": per_output(outputs, distinct_2),
             },
             frequencies={

@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from cdpg.constraints.texts import as_text
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.evaluation.measures import Measured, distinct_2, per_output
+from cdpg.evaluation.measures import Measured, distinct_2, per_output, table_of
 from cdpg.evaluation.metrics import Count, Metric
-from cdpg.evaluation.statistics import Array
 from cdpg.sandbox.reader import Apply, directly
 from cdpg.tasks.summarization.constraint import PROMPT_PREFIX, labelled_entities, precision_source, recall_target
 
@@ -57,19 +54,16 @@ class SummaryMeasure:
         owner = [context for context, texts in zip(contexts, outputs, strict=True) for _ in texts]
         sources = _entity_sets([as_text(context.columns.get("source") or context.prompt) for context in owner], apply)
 
-        def table(values: Sequence[float]) -> Array:
-            return np.array(values, dtype=np.float64).reshape(len(outputs), -1)
-
         features = {
-            "entities": table([np.nan if entities is None else len(entities) for entities in found]),
-            "precision_source": table(_compared(precision_source, found, sources)),
+            "entities": table_of((None if entities is None else len(entities) for entities in found), outputs),
+            "precision_source": table_of(_compared(precision_source, found, sources), outputs),
             "distinct_2": per_output(outputs, distinct_2),
         }
         references = [context.reference for context in owner]
         if any(references):
             targets = _entity_sets(references, apply)
-            features["recall_target"] = table(_compared(recall_target, found, targets))
-            features["rouge_l"] = table(_rouge_l(references, flat))
+            features["recall_target"] = table_of(_compared(recall_target, found, targets), outputs)
+            features["rouge_l"] = table_of(_rouge_l(references, flat), outputs)
         labels = Counter(label for entities in labelled for _, label in entities or ())
         return Measured(features=features, frequencies={"entity_label": labels})
 
@@ -83,10 +77,10 @@ def _compared(
     share: Callable[[frozenset[str], frozenset[str]], float],
     ours: Sequence[frozenset[str] | None],
     theirs: Sequence[frozenset[str] | None],
-) -> list[float]:
-    """``share`` of each output's entities and another set; NaN if either set is None."""
+) -> list[float | None]:
+    """``share`` of each output's entities and another set; None if either set is None."""
     pairs = zip(ours, theirs, strict=True)
-    return [np.nan if own is None or other is None else share(own, other) for own, other in pairs]
+    return [None if own is None or other is None else share(own, other) for own, other in pairs]
 
 
 def _entity_sets(texts: Sequence[str | None], apply: Apply) -> list[frozenset[str] | None]:
@@ -98,11 +92,11 @@ def _entity_sets(texts: Sequence[str | None], apply: Apply) -> list[frozenset[st
     return [None if text is None else sets[text] for text in plain]
 
 
-def _rouge_l(references: Sequence[str | None], texts: Sequence[str]) -> list[float]:
-    """F-measures without stemming; NaN without a reference."""
+def _rouge_l(references: Sequence[str | None], texts: Sequence[str]) -> list[float | None]:
+    """F-measures without stemming; None without a reference."""
     scorer: Any = _rouge_scorer().RougeScorer(["rougeL"])
     pairs = zip(references, texts, strict=True)
-    return [np.nan if to is None else scorer.score(to, text)["rougeL"].fmeasure for to, text in pairs]
+    return [None if to is None else scorer.score(to, text)["rougeL"].fmeasure for to, text in pairs]
 
 
 def _rouge_scorer() -> Any:

@@ -36,7 +36,7 @@ def read_sentences(path: str, column: str) -> list[Row]:
     if idle:
         _log.warning(
             f"{idle:,} of {len(rows):,} sentences in {path!r} have no numeral from one to nine: every translation "
-            f"satisfies them, and they teach nothing"
+            "satisfies the constraint for them, so nothing is learnt from them"
         )
     return rows
 
