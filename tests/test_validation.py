@@ -296,13 +296,13 @@ def test_one_sample_of_the_ideal_model_is_enough_for_a_context(tmp_path: Path) -
     with noticed() as told:
         trainer(tmp_path, check=always, gain_draws=1, epochs=1).train()
     assert (
-        "5 of the contexts to tune on are set aside; 5 of them have a sample of the ideal model, on which the gain is "
-        "measured" in told
+        "5 contexts are used for validation; 5 of them have a sample of the ideal model, on which the gain is measured"
+        in told
     )
     assert kept(tmp_path)["keep"] == "best"
 
 
-def test_a_stop_is_looked_for_while_contexts_set_aside_are_sampled(tmp_path: Path) -> None:
+def test_a_stop_is_looked_for_while_validation_contexts_are_sampled(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 

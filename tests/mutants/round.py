@@ -30,7 +30,7 @@ from trials import Trial, run_trials, tests_for
 OTHERS = tuple(
     f"tests/test_{name}.py"
     for name in (
-        "adapters chats comparison config contexts diagnosis entities factors fast judge narrow numerals prefixes"
+        "chats comparison config contexts diagnosis entities factors fast judge narrow numerals prefixes"
         " python_code python_prefixes recomputing report report_values run_files steps tasks"
     ).split()
 )
