@@ -289,7 +289,7 @@ def test_an_engine_may_draw_from_another_model(
     ("fault", "message"),
     [
         ("hangs up", r"cannot be reached \(.*\): start it again, and continue with train\(resume_from_checkpoint="),
-        ("never answers", r"did not answer /v1/completions within 4 seconds: raise engine_seconds, and continue"),
+        ("never answers", r"did not answer /v1/completions within 2 seconds: raise engine_seconds, and continue"),
         ("ends early", "ends after 4 of 5 tokens without an end token"),
         ("logits", "it has numbers that are not log-probabilities"),
         ("other tokens", "token 5,000 is not one of the model's 300 tokens: let it serve the model that is tuned"),
@@ -309,7 +309,7 @@ def test_what_goes_wrong_is_said_in_a_sentence_and_the_run_can_go_on(
             fake.faults.add(fault)
 
     with serving(fake) as url:
-        patience = 4.0 if fault == "never answers" else 20.0
+        patience = 2.0 if fault == "never answers" else 20.0
         made = trainer_of(folder, tmp_path, url, epochs=2, engine_seconds=patience, learning_rate=0.3)
         made.add_callback(Breaks())
         with pytest.raises(CDPGError, match=message) as caught:

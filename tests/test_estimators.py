@@ -159,6 +159,7 @@ def test_the_gradient_of_the_two_matrices_is_that_of_their_product(modules: Any,
     torch.testing.assert_close(policy.state[1, 0, 0], expected)
 
 
+@pytest.mark.exhaustive
 def test_the_quick_form_prints_a_line_for_every_variant(modules: Any, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     try:

@@ -221,7 +221,7 @@ def test_a_context_without_a_satisfying_sample_stays_in_the_mean(case: Case) -> 
         assert loss.active.view_as(b)[0].any()
 
 
-@pytest.mark.parametrize("tokens_per_pass", [1, 17, 10_000])
+@pytest.mark.parametrize("tokens_per_pass", [pytest.param(1, marks=pytest.mark.exhaustive), 17, 10_000])
 def test_the_gradient_does_not_depend_on_micro_batches(case: Case, tokens_per_pass: int) -> None:
     coefficients = torch.rand(case.b.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = case.universe.gradient(case.policy, coefficients, tokens_per_pass=10**6)

@@ -679,8 +679,8 @@ def test_a_run_that_the_comparison_does_not_hold_is_named(tmp_path: Path) -> Non
     assert note == f"{late} is not in comparison.json: it is missing from the tables of the evaluation"
 
 
-SOME = (None, "text")
-MORE = (-1, [None], [], {}, 0, True, {"x": None}, 1e300, [[[]]])
+SOME = (None,)
+MORE = ("text", -1, [None], [], {}, 0, True, {"x": None}, 1e300, [[[]]])
 
 
 @pytest.mark.parametrize("value", [*SOME, *(pytest.param(value, marks=pytest.mark.exhaustive) for value in MORE)])

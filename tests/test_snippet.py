@@ -266,7 +266,13 @@ KINDS: dict[str, tuple[str, Callable[[str], Any], dict[str, Any], tuple[str, str
 """Of each kind of run: the model, prompts, options, and the line of its program without which it goes wrong."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OFTEN = ("text", "chat", "stop", "decoder")
+"""Kinds of the ordinary round; the others differ from these in a line."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.exhaustive) for kind in KINDS]
+)
 def test_the_program_draws_what_the_card_says(
     tmp_path: Path, kind: str, models: dict[str, PreTrainedModel], capsys: pytest.CaptureFixture[str]
 ) -> None:

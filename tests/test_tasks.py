@@ -587,15 +587,20 @@ def with_a_short_window(folder: Path) -> Path:
     return folder
 
 
+OTHER_TOKENS: list[tuple[Callable[[Path], Path], str]] = [
+    (with_another_end, "its texts end with token 2 or 7, the base's with 2"),
+    (without_end_token, "it reads the held-out prompt of row 1 as other tokens"),
+    (with_a_short_window, "its window is 12 tokens, and the longest held-out prompt of the base takes "),
+    (lambda folder: save(folder, "t5", vocabulary=320), "it predicts 320 tokens, the base 300"),
+]
+
+
 @pytest.mark.parametrize(
     ("make", "difference"),
     [
         (with_another_token, "its tokenizer has 301 tokens, the base's 300; 1 of its own"),
-        (with_another_end, "its texts end with token 2 or 7, the base's with 2"),
-        (without_end_token, "it reads the held-out prompt of row 1 as other tokens"),
-        (with_a_short_window, "its window is 12 tokens, and the longest held-out prompt of the base takes "),
-        (lambda folder: save(folder, "t5", vocabulary=320), "it predicts 320 tokens, the base 300"),
         (lambda folder: save(folder, "llama"), "it has a decoder alone, the base an encoder and a decoder"),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHER_TOKENS),
     ],
 )
 def test_a_model_with_other_tokens_than_the_base_is_refused_before_anything_is_sampled(

@@ -205,7 +205,10 @@ class Killed(TrainerCallback):
 RARE = [factor_rules.few_c, Moment(factor_rules.starts_with_a, 0.97)]
 
 
-@pytest.mark.parametrize("changes", [{}, {"partition": "pooled"}, {"method": "dpg"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"partition": "pooled"}, *(pytest.param(some, marks=pytest.mark.exhaustive) for some in ({}, {"method": "dpg"}))],
+)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     """With λ fitted again, both before and after the interruption."""
 

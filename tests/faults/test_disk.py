@@ -75,7 +75,7 @@ def run_out_of_space(keeper: Keeper, disk: Path, log_folder: Path, free: int, ex
     return status != 0
 
 
-@pytest.mark.parametrize("step", [pytest.param(4096, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)]), 36_864])
+@pytest.mark.parametrize("step", [pytest.param(4096, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)]), 65_536])
 def test_a_disk_that_fills_up(
     keeper: Keeper, finished: Path, small_disk: Path, tmp_path: Path, step: int, record_property: Note
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_disk_that_fills_up(
     failures = [run_out_of_space(keeper, small_disk, tmp_path, free, expected) for free in range(0, 200_000, step)]
     assert failures[0]
     assert not failures[-1]
-    assert sum(failures) >= 3
+    assert sum(failures) >= 2
     record_property("disks", len(failures))
     record_property("full", sum(failures))
 

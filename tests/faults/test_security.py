@@ -239,7 +239,14 @@ def test_links_in_a_runs_folder_are_not_written_through(tmp_path: Path, name: st
     assert list(outside.iterdir()) == [] if is_folder else outside.read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["comparison.json", "cdpg", "cdpg/output.txt", "cdpg/job.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "comparison.json",
+        "cdpg",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("cdpg/output.txt", "cdpg/job.yaml")),
+    ],
+)
 def test_links_in_a_comparisons_folder_are_not_written_through(tmp_path: Path, name: str) -> None:
     outside, link = tmp_path / "outside", tmp_path / "out" / name
     link.parent.mkdir(parents=True)

@@ -67,7 +67,9 @@ def lines(folder: Path, run: str = "") -> int:
     return sum(1 for _ in read_jsonl(metrics)) if metrics.exists() else 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.exhaustive)]
+)
 def test_the_epoch_ends_a_checkpoint_is_written_and_the_command_to_resume_works(
     workplace: Path, number: int, status: int
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_second_ctrl_c_stops_at_once(workplace: Path) -> None:
     assert "Traceback" not in stderr
 
 
+@pytest.mark.exhaustive
 def test_runs_side_by_side_end_together_and_are_resumed_together(workplace: Path) -> None:
     runs = ["cdpg", "reinforce"]
     compare = ["compare", "--methods", ",".join(runs), "--jobs", "2", "--set", "evaluation_samples=2"]
