@@ -22,6 +22,7 @@ from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.models import causal
 from cdpg.models.codec import Codec
+from cdpg.models.fast import packed_weights
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.names import locate, require_model
@@ -462,6 +463,13 @@ def test_the_base_is_a_copy_that_training_leaves_alone() -> None:
     assert not any(parameter.requires_grad for parameter in base.module.parameters())
 
 
+@pytest.fixture
+def _packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights as small as these are packed, too."""
+    monkeypatch.setattr(packed_weights, "SMALLEST", 0)
+
+
+@pytest.mark.usefixtures("_packed")
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
 def test_sampling_leaves_the_layers_as_they_were(family: str) -> None:
     """Packed weights are a copy: it must be gone when the weights change."""
@@ -470,6 +478,7 @@ def test_sampling_leaves_the_layers_as_they_were(family: str) -> None:
     assert not any("forward" in vars(module) for module in model.module.modules())
 
 
+@pytest.mark.usefixtures("_packed")
 def test_biases_and_the_last_bias_count() -> None:
     """Random models start with biases of 0, where a lost one does not show."""
     for family in ("gpt2", "bart", "marian"):

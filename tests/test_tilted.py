@@ -15,10 +15,12 @@ from transformers import TrainerCallback
 
 import factor_rules
 from cdpg import CDPGConfig, CDPGTrainer, ExactSampler, Moment, Reward
+from cdpg.constraints.factors import Tilt
 from cdpg.errors import RunError, UserError
 from cdpg.methods.cdpg import CDPG
 from cdpg.methods.dpg import DPG
 from cdpg.methods.rft import likelihood_weights
+from cdpg.rollout.moments import moment_samples
 from cdpg.rollout.rollout import Rollout
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.target import partition
@@ -99,6 +101,18 @@ def test_the_control_variate_has_the_same_expectation() -> None:
     weights = partition.weights(world.rollout(log_q).log_ratio, world.log_target.logsumexp(dim=1), epsilon=0.0)
     gradient = world.universe.gradient(policy, (weights - 1) * log_q.exp())
     assert relative_error(gradient, exact_cross_entropy_gradient(policy, world.universe, world.log_target)) < 1e-12
+
+
+def test_a_fit_begins_without_the_present_multipliers() -> None:
+    """λ is fitted anew, from 0; the rewards stay."""
+    world = World()
+    log_q = world.universe.log_prob(tabular(1))
+    tilt = Tilt([factor for factor in HYBRID if isinstance(factor, (Moment, Reward))])
+    samples = moment_samples(world.rollout(log_q), tilt)
+    plain = (world.log_a + world.b.log() + world.reward / world.beta - log_q).masked_fill(world.b == 0, -math.inf)
+    assert torch.allclose(samples.log_weight, plain)
+    weighted = world.b > 0
+    assert torch.equal(samples.phi[..., 0][weighted], world.phi[weighted])
 
 
 @pytest.mark.parametrize("method", [CDPG, DPG])

@@ -107,6 +107,8 @@ def _start(entry: _Running) -> int:
         output = os.open(entry.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number in (1, 2):
             os.dup2(output, number)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # its pool of threads does not survive a fork; threads cannot make it anew at once
         status = entry.call.run(entry.folder)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
