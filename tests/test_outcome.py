@@ -183,12 +183,15 @@ def test_the_ideal_model_weighs_the_base_s_samples_by_b() -> None:
 SCORE = np.random.default_rng(6).normal(size=(N, M))
 
 
+SIGNS = np.array([1, -1, 1, -1, -1])[:, None]
+
+
 def tilted_outcome(beta: float, offset: float = 0.0) -> Outcome:
-    """The same with a reward: P = a·b·exp(r/β)."""
+    """The same with a reward: P = a·b·exp(r/β); ``offset`` is added in some contexts, and subtracted in others."""
     outcome, first, blocks = make_outcome(), 0, []
     for block in outcome.blocks:
         rows = slice(first, first := first + len(block.b))
-        features = torch.from_numpy(SCORE[rows] + offset)[..., None]
+        features = torch.from_numpy((SCORE + SIGNS * offset)[rows])[..., None]
         blocks.append(replace(block, features=features, coefficients=(1 / beta,), factor_names=("reward",)))
     return replace(outcome, blocks=tuple(blocks))
 
@@ -208,7 +211,7 @@ def test_figures_of_a_reward_by_value() -> None:
     assert statistics_of(make_outcome(), EPSILON)["kl_target_policy"].value() != pytest.approx(np.mean(kl), rel=1e-3)
 
 
-@pytest.mark.parametrize("offset", [0.0, 900.0, -900.0])
+@pytest.mark.parametrize("offset", [0.0, 900.0])
 def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
     """E_p[f] with p ∝ b·exp(r/β), from samples of the base: what all rewards of a context share does not matter."""
     outcome = tilted_outcome(0.5, offset)
@@ -220,7 +223,9 @@ def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
             assert math.isnan(found["length"][c]) and math.isnan(found["reward"][c])
             continue
         assert found["length"][c] == pytest.approx((weight * LENGTHS[c]).sum() / weight.sum(), rel=1e-9)
-        assert found["reward"][c] == pytest.approx((weight * SCORE[c]).sum() / weight.sum() + offset, rel=1e-9)
+        assert found["reward"][c] == pytest.approx(
+            (weight * SCORE[c]).sum() / weight.sum() + SIGNS[c, 0] * offset, rel=1e-9
+        )
 
 
 def test_a_model_s_own_means_leave_out_failed_checks() -> None:
