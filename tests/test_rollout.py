@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch import Tensor
 from cdpg import CDPGConfig
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
-from cdpg.models.base import PromptTokens, Rows, TokenScores
+from cdpg.models.base import Decoding, PromptTokens, Rows, TokenScores
 from cdpg.models.tabular import TabularModel
-from cdpg.rollout.rollout import Rollout
+from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.functions import note_exhaustion
 from cdpg.system.distributed import Processes
@@ -222,3 +223,39 @@ class AtAB:
 def test_samples_end_where_the_stop_rule_says(epoch: Rollout) -> None:
     texts = [text for row in collect(rollout(stop=AtAB())).samples.texts for text in row]
     assert texts == [text.partition("b")[0] for row in epoch.samples.texts for text in row]
+
+
+class AsBase(Table):
+    """Knows whether it is asked as the base, as a model with adapters must: they are switched off then."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(TEXTS, ("a", "b", "c"), max_length=3, seed=seed)
+        self.is_base, self.sampled_as_base = False, list[bool]()
+
+    @contextmanager
+    def as_base(self) -> Iterator[None]:
+        self.is_base = True
+        yield
+        self.is_base = False
+
+    def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
+        self.sampled_as_base.append(self.is_base)
+        return super().start(prompts, context, max_length)
+
+
+def test_a_sampler_of_the_base_samples_the_base_and_not_the_policy() -> None:
+    both = AsBase(2)
+    made = rollout(policy=both, base=both)
+    collect(made)
+    assert not any(both.sampled_as_base)
+    both.sampled_as_base.clear()
+    of_base = collect(rollout(policy=table(1), base=both).of_base(CONFIG))
+    assert both.sampled_as_base and all(both.sampled_as_base)
+    assert of_base.samples.texts == collect(rollout(policy=table(2), base=table(2))).samples.texts
+    assert of_base.samples.texts != collect(rollout()).samples.texts
+    assert torch.equal(of_base.log_a, of_base.log_q)
+
+
+def test_without_a_known_failure_there_is_no_example() -> None:
+    """It may be of another process."""
+    assert example_of({}) == ""
