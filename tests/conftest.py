@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 # Set before anything imports these libraries, and inherited by the processes that tests start. One thread, also
 # without xdist: the order of a sum, and so the last bits of a result, must not depend on how the tests are run.
@@ -41,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # A slow machine is no failure, and a failure must come back when the test is run again.
     settings.register_profile("cdpg", deadline=None, derandomize=True)
     settings.load_profile("cdpg")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Test processes are forks of the process in which everything is imported already."""
+    warm.use(specs)
 
 
 def _restore_signals() -> None:

@@ -310,6 +310,13 @@ def test_overrides_win() -> None:
         parse_overrides(["epochs"])
 
 
+def test_what_is_read_is_the_readers_own(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("constraint: [a, b]\n", encoding="utf-8")
+    read_yaml(path)["constraint"].clear()
+    assert read_yaml(path) == {"constraint": ["a", "b"]}
+
+
 def test_a_job_is_a_file_overlaid_by_options_overlaid_by_set(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: a\ncontexts: b.csv\nconstraint: [m:f, m:g]\nepochs: 1\nseed: 1\nmethod: dpg\n")

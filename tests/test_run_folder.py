@@ -22,6 +22,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdpg.config import read_yaml
 from cdpg.errors import RunError, UserError
 from cdpg.storage.json_files import encode, write_json, write_yaml
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
@@ -289,6 +290,17 @@ def test_yaml_keeps_order_and_small_numbers(tmp_path: Path) -> None:
     text = (tmp_path / "f.yaml").read_text()
     assert text == "seed: 0\nlearning_rate: 1.0e-05\nadam_betas:\n- 0.9\n- 0.999\nloss: null\n"
     assert yaml.safe_load(text)["learning_rate"] == 1e-5
+
+
+def test_a_configuration_that_was_changed_by_hand_is_read_again(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_config({"adam_betas": (0.9, 0.999), "origin": {1: math.inf}})
+    assert run.read_config() == read_yaml(run.config) == {"adam_betas": [0.9, 0.999], "origin": {"1": None}}
+    run.config.write_text("seed: 3\n", encoding="utf-8")
+    assert run.read_config() == {"seed": 3}
+    run.config.unlink()
+    with pytest.raises(UserError, match="cannot read the configuration file"):
+        run.read_config()
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

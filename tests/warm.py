@@ -5,6 +5,8 @@ program to start in place of ``sys.executable``. For ``-m cdpg`` and for scripts
 its standard streams and its environment, passes signals on and ends as the fork ends; anything else it leaves to the
 interpreter. ``sys.executable`` of a fork is that program, so the processes which a fork starts are quick, too.
 
+The test processes of xdist are such forks as well (:func:`use`), but their ``sys.executable`` is the interpreter.
+
 The server waits for its first request before it imports anything. Test processes side by side have one in common,
 which the process that started them keeps (:func:`share`).
 
@@ -19,9 +21,12 @@ import gc
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import sys
+import types
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
@@ -29,6 +34,8 @@ GARBAGE = 20_000
 """New objects after which garbage is collected: with the usual 700, that is a twentieth of the time of the tests."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MODULE = ["-m", "cdpg"]
+TEST_PROCESS = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""How execnet starts a test process for xdist. Should it change, then test processes import everything themselves."""
 _NOTHING = bytes(8)
 """The length of a request that asks for nothing but an answer."""
 _SHARED = "CDPG_TESTS_PYTHON"
@@ -52,6 +59,13 @@ def python() -> str:
 def share() -> None:
     """Have the test processes that this one starts use one server, which ends with :func:`close`."""
     os.environ[_SHARED] = _start_server()
+
+
+def use(specs: Iterable[Any]) -> None:
+    """Have xdist's test processes here be forks of the shared server; ``specs`` are execnet's."""
+    for spec in specs:
+        if spec.popen and not spec.python and _SHARED in os.environ:
+            spec.python = shlex.quote(os.environ[_SHARED])
 
 
 def _start_server() -> str:
@@ -133,7 +147,8 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     parts = b""
     while len(parts) < size:
         part = connection.recv(size - len(parts))
-        assert part, "the other side has hung up"
+        if not part:
+            raise ConnectionError("the other side has hung up")
         parts += part
     return parts
 
@@ -144,9 +159,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 def client(address: str, interpreter: str, words: list[str]) -> None:
     """What ``python()`` does; it ends as the fork ends."""
     called = words[1:] if words[:1] == ["-u"] else words  # unbuffered, as torch's launcher wants it: no matter here
-    if called[:2] != _MODULE and not (called and called[0].endswith(".py")):
+    if words != TEST_PROCESS and called[:2] != _MODULE and not (called and called[0].endswith(".py")):
         os.execv(interpreter, [interpreter, *words])
-    process = fork(address, called, [0, 1, 2])
+    try:
+        process = fork(address, called, [0, 1, 2])
+    except OSError:  # the server could not import something: the interpreter cannot either, and says so
+        os.execv(interpreter, [interpreter, *words])
 
     def forward(number: int, frame: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -245,10 +263,12 @@ class Server:
 
 
 def warm_up() -> None:
-    """Import what commands import, and make a run and a report: much is imported only when it is needed."""
+    """Import what commands and tests import, and make a run and a report: much is imported only when it is needed."""
     import tempfile
     from pathlib import Path
 
+    import hypothesis  # before the others: it collects garbage
+    import pytest
     import torch
     from accelerate.state import AcceleratorState, GradientState
 
@@ -258,7 +278,7 @@ def warm_up() -> None:
     from cdpg.report import write_report
     from enumeration import contexts_of, tabular
 
-    del cdpg, tiny
+    del cdpg, hypothesis, pytest, tiny
     torch.set_num_threads(1)
     state = torch.get_rng_state()
     data = [{"prompt": str(context.prompt)} for context in contexts_of(2)]
@@ -275,19 +295,26 @@ def warm_up() -> None:
 
 
 def become(request: Request, program: str) -> None:
-    """Be the process that was asked for: streams, folder, environment, random numbers, and what Python sets."""
-    import importlib.util
+    """Be the process that was asked for."""
+    take_over(request)
+    if request.words == TEST_PROCESS[1:]:
+        run_tests()
+    else:
+        run_script(request, program)
+
+
+def take_over(request: Request) -> None:
+    """Streams, signals, folder, environment and random numbers, as a new process has them."""
     import random
 
     import numpy as np
     import torch
 
-    import unpainted
-
     for place, stream in enumerate(request.streams):
         os.dup2(stream, place)
         os.close(stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -300,6 +327,21 @@ def become(request: Request, program: str) -> None:
     # The pool of threads does not survive a fork. It is made anew here, since the threads that load a model would do
     # so at the same time, which torch does not support.
     torch.set_num_threads(1)
+
+
+def run_tests() -> None:
+    """What xdist sends, as the main module."""
+    sys.argv, sys.path[0] = TEST_PROCESS[1:2], ""
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    exec(TEST_PROCESS[2], vars(module))
+
+
+def run_script(request: Request, program: str) -> None:
+    """A script, or the package, as the main module."""
+    import importlib.util
+
+    import unpainted
+
     if request.words[:2] == _MODULE:
         path = os.path.join(os.path.dirname(sys.modules["cdpg"].__file__ or ""), "__main__.py")
         folder, arguments = request.folder, request.words[2:]
@@ -322,6 +364,8 @@ def main(address: str, program: str) -> None:
     sys.stdout.flush()
     if not server.is_wanted():
         return
+    # A terminal sends it to all, and whoever started the tests ends them. A fork gets it once it is ready for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     gc.disable()
     warm_up()
     gc.freeze()  # a collection would write to, and so copy, what the forks share

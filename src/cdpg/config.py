@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Collection, Iterable, Mapping
@@ -343,7 +345,7 @@ def _sign() -> None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as a mapping; an empty file is an empty mapping."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the configuration file {str(path)!r}: {error}") from error
     except yaml.YAMLError as error:
@@ -353,6 +355,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{str(path)!r} must hold settings as 'name: value' lines, not a {type(content).__name__}")
     return {str(key): value for key, value in content.items()}
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text says. A command reads the configuration of a run several times, which is slow: 10 ms each."""
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> Any:
+    return yaml.safe_load(text)
 
 
 def parse_overrides(pairs: Iterable[str], texts: Collection[str] = ()) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from cdpg.config import parse_yaml
 from cdpg.errors import UserError
 from cdpg.evaluation.metrics import POOLED
 from cdpg.messages.nearest import nearest_folder
@@ -183,7 +184,7 @@ def _read_lines(path: Path, problems: list[str]) -> Iterator[Record]:
 
 def _parse_yaml(content: str, path: Path, problems: list[str]) -> Record:
     try:
-        return mapping(yaml.safe_load(content)) if content else {}
+        return mapping(parse_yaml(content)) if content else {}
     except (yaml.YAMLError, ValueError, RecursionError):
         problems.append(f"{_place(path)} is not valid YAML; its text is shown unchanged")
         return {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cdpg.config import CDPGConfig, read_yaml
+from cdpg.config import CDPGConfig
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.held_out import MODEL_NOTICES, contexts_in_words, on_few, on_gain, warning
 from cdpg.evaluation.metrics import METRICS, Metric, fixed, metric_info
@@ -31,7 +31,7 @@ def write_card(model: Path, run: RunFolder) -> None:
     if not run.config.is_file():
         return  # not a run's model
     try:
-        settings, spent = read_yaml(run.config), costs(run)
+        settings, spent = run.read_config(), costs(run)
         evaluation = read_json(run.evaluation) if run.evaluation.is_file() else {}
     except UserError:
         return  # the files were changed by hand; the model is kept without a card

@@ -12,7 +12,7 @@ from cdpg.config import CDPGConfig
 from cdpg.storage import schedule
 from cdpg.storage.atomic import write_lines
 from cdpg.storage.checkpoints import Checkpoint, Tensors, prune, save_checkpoint, take_part_in_saving
-from cdpg.storage.json_files import write_json, write_yaml
+from cdpg.storage.json_files import write_json
 from cdpg.storage.jsonl import JsonlFile, last_record
 from cdpg.storage.overwriting import remove_run, require_place
 from cdpg.storage.run_folder import RunFolder
@@ -47,7 +47,7 @@ class Journal:
         write_lines(self._folder.tuned_on, sorted(set(tuned_on)))
         # Without it: a repetition from this file must not overwrite the run.
         settings = config.replace(overwrite_output_dir=False).to_mapping()
-        write_yaml(self._folder.config, {**inputs, **settings, "origin": self._origin})
+        self._folder.write_config({**inputs, **settings, "origin": self._origin})
 
     def describe_kept(self, keep: str, epoch: int, gain: float | None) -> None:
         """Write which model the run ends with, and its gain on the validation contexts."""

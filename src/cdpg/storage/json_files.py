@@ -25,13 +25,7 @@ def write_json(path: Path, obj: Any) -> None:
 
 def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
     """Write ``mapping`` as YAML that safe loading reads, atomically; NaN and infinities become null."""
-    # In ASCII: PyYAML cannot read some characters that it writes, such as U+0085.
-    quick = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, if there is one: ten times as fast
-    try:
-        text = yaml.dump(_plain(mapping), Dumper=quick, sort_keys=False, allow_unicode=False)
-    except UnicodeEncodeError:  # half of a surrogate pair, which libyaml does not take
-        text = yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=False)
-    write_bytes(path, text.encode("ascii"))
+    write_bytes(path, encode_yaml(mapping))
 
 
 def read_json(path: Path) -> Any:
@@ -56,8 +50,19 @@ def sequence(value: Any) -> list[Any]:
 
 def encode(obj: Any, indent: int | None = None) -> bytes:
     """Strict JSON in UTF-8: null for NaN and infinities, escapes for lone surrogates and control characters."""
-    text = json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False, indent=indent)
+    text = json.dumps(plain(obj), ensure_ascii=False, allow_nan=False, indent=indent)
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode("utf-8")
+
+
+def encode_yaml(mapping: Mapping[str, Any]) -> bytes:
+    """YAML that safe loading reads as :func:`plain` gives it."""
+    # In ASCII: PyYAML cannot read some characters that it writes, such as U+0085.
+    quick = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, if there is one: ten times as fast
+    try:
+        text = yaml.dump(plain(mapping), Dumper=quick, sort_keys=False, allow_unicode=False)
+    except UnicodeEncodeError:  # half of a surrogate pair, which libyaml does not take
+        text = yaml.safe_dump(plain(mapping), sort_keys=False, allow_unicode=False)
+    return text.encode("ascii")
 
 
 def refuse_constant(name: str) -> NoReturn:
@@ -65,12 +70,12 @@ def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _plain(obj: Any) -> Any:
+def plain(obj: Any) -> Any:
     """``obj`` in JSON's types; NaN and infinities become None."""
     if isinstance(obj, float):
         return float(obj) if math.isfinite(obj) else None
     if isinstance(obj, Mapping):
-        return {str(key): _plain(value) for key, value in obj.items()}
+        return {str(key): plain(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
-        return [_plain(item) for item in obj]
+        return [plain(item) for item in obj]
     return obj

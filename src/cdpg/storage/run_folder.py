@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cdpg.config import read_yaml
 from cdpg.errors import UserError
 from cdpg.messages.terms import term
+from cdpg.storage.atomic import write_bytes
+from cdpg.storage.json_files import encode_yaml, plain
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.system import files
 
@@ -21,6 +26,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._written: tuple[bytes, dict[str, Any]] | None = None
 
     @property
     def config(self) -> Path:
@@ -96,6 +102,20 @@ class RunFolder:
     def report(self) -> Path:
         """The report."""
         return self.path / "report.html"
+
+    def write_config(self, content: Mapping[str, Any]) -> None:
+        """Write ``config.yaml``, atomically."""
+        text = encode_yaml(content)
+        write_bytes(self.config, text)
+        self._written = text, plain(content)
+
+    def read_config(self) -> Mapping[str, Any]:
+        """What ``config.yaml`` says, which needs no parsing if it is as this object wrote it."""
+        if self._written is not None:
+            with contextlib.suppress(OSError):
+                if self.config.read_bytes() == self._written[0]:
+                    return self._written[1]
+        return read_yaml(self.config)
 
     def holds_run(self) -> bool:
         """Whether the folder holds metrics or a checkpoint."""
