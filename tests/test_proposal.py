@@ -295,14 +295,16 @@ def test_who_may_learn_from_any_proposal() -> None:
         make_method(CDPGConfig(method=name, proposal=own))
         other = "base" if own == "policy" else "policy"
         only = f"but {name} can learn only from samples of the present {own}"
-        with pytest.raises(UserError, match=f"proposal is '{other}', {only}"):
+        advice = "or set method: cdpg, whose weights divide by the probability under the model that drew the sample"
+        with pytest.raises(UserError, match=f"^proposal is '{other}', {only}.* {advice}$"):
             make_method(CDPGConfig(method=name, proposal=other))
         with pytest.raises(UserError, match=f"sync_every is 2, {only}"):
             make_method(CDPGConfig(method=name, sync_every=2))
     for name in free:
         assert make_method(CDPGConfig(method=name, proposal="base")).source == "base"
-        with pytest.raises(UserError, match="sync_every is 3, but proposal is 'base', which does not change"):
-            make_method(CDPGConfig(method=name, proposal="base", sync_every=3))
+        with pytest.raises(UserError, match="sync_every is 2, but proposal is 'base', which does not change"):
+            make_method(CDPGConfig(method=name, proposal="base", sync_every=2))
+        assert make_method(CDPGConfig(method=name, proposal="policy", sync_every=2)).source == "policy"
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -14,7 +14,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from cdpg import CDPGConfig
+import factor_rules
+from cdpg import CDPGConfig, Moment, Reward
 from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import Decoding, PromptTokens, Rows, TokenScores
@@ -259,3 +260,14 @@ def test_a_sampler_of_the_base_samples_the_base_and_not_the_policy() -> None:
 def test_without_a_known_failure_there_is_no_example() -> None:
     """It may be of another process."""
     assert example_of({}) == ""
+
+
+def test_a_rollout_has_the_factors_of_its_target() -> None:
+    judge = Judge([check, Reward(factor_rules.minus_length, 0.5), Moment(factor_rules.starts_with_a, 0.5, 0.7)])
+    found = collect(rollout(judge=judge))
+    assert found.coefficients == (2.0, 0.7)
+    assert found.factor_names == ("reward_minus_length", "moment_starts_with_a")
+    by_name = found.by_factor()
+    known = found.valid & (found.b > 0)
+    lengths = torch.tensor([[-float(len(text)) for text in row] for row in found.samples.texts], dtype=torch.float64)
+    assert torch.equal(by_name["reward_minus_length"][known], lengths[known])
