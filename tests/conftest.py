@@ -75,6 +75,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out = [item for item in items if item.get_closest_marker(marker)]
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=left_out)
+    items[:] = _long_files_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+LONG = (
+    "test_sharding test_values test_readme test_cli test_docs test_tasks test_disk test_signals test_training"
+    " test_report test_report_browser test_snippet test_factors_cli test_checks test_tilted test_sandbox"
+).split()
+"""Test files with the longest tests. The last of these to end would keep the other test processes waiting."""
+
+
+def _long_files_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Each of the workers begins with as many of the long files; a file stays in one piece."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path.stem, []).append(item)
+    long = [files.pop(name) for name in LONG if name in files]
+    others = [item for file in files.values() for item in file]
+    found: list[pytest.Item] = []
+    for worker in range(workers):
+        found += [item for file in long[worker::workers] for item in file]
+        share = -(-len(items) * (worker + 1) // workers) - len(found)
+        found, others = found + others[: max(0, share)], others[max(0, share) :]
+    return found + others
 
 
 def pytest_collection_finish() -> None:

@@ -85,6 +85,7 @@ def test_participle_agrees_with_an_object_before_it() -> None:
     assert french.agree("reçu", letters.gender, letters.is_plural) == "reçues"
 
 
+@pytest.mark.exhaustive
 def test_sentences_are_well_formed_in_both_languages() -> None:
     rng = random.Random(3)
     for counted in (True, False):
@@ -115,6 +116,7 @@ def test_translation_pairs_are_many_and_distinct() -> None:
     assert pairs[:50] == corpora.translation_pairs("tune", 50) != corpora.translation_pairs("tune", 50, seed=1)
 
 
+@pytest.mark.exhaustive
 def test_splits_are_disjoint_whatever_the_seed() -> None:
     held = {corpora.sentence_key(pair.source) for pair in corpora.translation_pairs("held-out", 700)}
     tune = {corpora.sentence_key(pair.source) for pair in corpora.translation_pairs("tune", 700, seed=4)}

@@ -20,6 +20,7 @@ from cdpg.jobs.job import Job
 from cdpg.models import gguf_files
 from cdpg.models.loading import load_model
 from cdpg.models.names import locate
+from rounds import ordinary
 
 
 @pytest.fixture
@@ -72,7 +73,10 @@ def test_it_is_converted_once(site: Path, monkeypatch: pytest.MonkeyPatch, notic
     assert [path.name for path in Path(folder).parent.iterdir()] == [Path(folder).name], "nothing else is left there"
 
 
-@pytest.mark.parametrize("how", ["cut", "changed", "missing", "no manifest", "empty manifest", "empty folder"])
+DAMAGES = ("cut", "changed", "missing", "no manifest", "empty manifest", "empty folder")
+
+
+@pytest.mark.parametrize("how", ordinary(DAMAGES, "cut", "empty manifest"))
 def test_a_damaged_folder_is_made_anew(site: Path, how: str) -> None:
     folder = Path(locate("smollm2"))
     weights = folder / "model.safetensors"

@@ -49,6 +49,7 @@ from report_runs import (
     write_json,
     write_lines,
 )
+from rounds import ordinary
 from unpainted import EMPTY, is_one_of_a_kind, painted_if, unpainted
 
 HOSTILE = (
@@ -210,7 +211,7 @@ def test_the_report_is_made_without_torch_and_is_the_same_each_time(page: Page, 
 
 
 @UNPAINTED
-@pytest.mark.parametrize("task", ["translation-numbers", "summarization-entities"])
+@pytest.mark.parametrize("task", ordinary(["translation-numbers", "summarization-entities"], "summarization-entities"))
 def test_tasks_with_prose(task: str, tmp_path: Path) -> None:
     page = Page(write_report([compare_folder(tmp_path / "runs", task, epochs=20)], tmp_path / "report.html"))
     kinds = {attributes.get("class") for tag, attributes in page.elements if tag == "mark"}
@@ -629,10 +630,11 @@ def test_intervals() -> None:
 # Parts missing.
 
 
+FILES = ("evaluation.json", "evaluations.jsonl", "metrics.jsonl", "samples.jsonl", "config.yaml")
+
+
 @UNPAINTED
-@pytest.mark.parametrize(
-    "missing", ["evaluation.json", "evaluations.jsonl", "metrics.jsonl", "samples.jsonl", "config.yaml"]
-)
+@pytest.mark.parametrize("missing", ordinary(FILES, "evaluations.jsonl", "config.yaml"))
 def test_a_run_without_one_of_its_files(missing: str, tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", epochs=20)
     (run / missing).unlink()
@@ -642,9 +644,7 @@ def test_a_run_without_one_of_its_files(missing: str, tmp_path: Path) -> None:
         assert "has no evaluation.json" in page.text and "The last training samples" in page.text
 
 
-@pytest.mark.parametrize(
-    "only", ["evaluation.json", "evaluations.jsonl", "metrics.jsonl", "samples.jsonl", "config.yaml"]
-)
+@pytest.mark.parametrize("only", ordinary(FILES, "evaluation.json", "metrics.jsonl"))
 def test_a_run_with_one_file_alone(only: str, tmp_path: Path) -> None:
     full, run = run_folder(tmp_path / "full", epochs=20), tmp_path / "run"
     run.mkdir()

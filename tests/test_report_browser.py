@@ -17,6 +17,7 @@ import pytest
 
 from cdpg.report import write_report
 from report_runs import METHODS, compare_folder, run_folder, write_json
+from rounds import ordinary
 from unpainted import is_one_of_a_kind, painted_if
 
 REQUIRED = "CDPG_REQUIRE_BROWSER"
@@ -170,7 +171,7 @@ def test_dark_and_light(browser: Any, report: Path) -> None:
     assert background(browser) == "rgb(20, 24, 29)", "without a choice the system's"
 
 
-@pytest.mark.parametrize("width", [380, 768, 1000, 1200])
+@pytest.mark.parametrize("width", ordinary([380, 768, 1000, 1200], 380, 1000))
 def test_nothing_is_wider_than_the_screen(browser: Any, report: Path, width: int) -> None:
     show(browser, report, width)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width

@@ -185,6 +185,7 @@ def test_a_run_comes_to_the_target(tmp_path: Path) -> None:
     assert world.mean(world.b, log_pi.exp()) > 0.97
 
 
+@pytest.mark.exhaustive
 def test_a_reward_gives_the_mean_and_the_distance_of_the_ideal_model(tmp_path: Path) -> None:
     beta = 0.8
     made = trainer(

@@ -23,6 +23,7 @@ from cdpg.storage.jsonl import read_jsonl
 from cdpg.training.nonfinite import MOST_FILES
 from cdpg.training.optimization import Updater
 from enumeration import contexts_of, tabular
+from rounds import ordinary
 
 NONFINITE_LIMIT = 5
 
@@ -127,7 +128,7 @@ def test_the_kept_batches_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pyte
     assert len(list((tmp_path / "nonfinite").iterdir())) == MOST_FILES
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ordinary(METHODS, *LOSSES))
 def test_a_step_that_breaks_the_weights_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -166,7 +167,7 @@ def test_weights_that_something_else_broke_are_not_sampled_from(tmp_path: Path) 
     assert len(weights_by_epoch(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ordinary(METHODS, *LOSSES))
 def test_a_base_that_gives_nan_once_spoils_one_epoch_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -141,6 +141,7 @@ RUNS_CODE = {"eval", "exec", "__import__", "compile", "execfile"}
 COMPILES = {"src/cdpg/tasks/code/constraint.py", "recipes/code_tiny_data.py"}
 """Compiling is not running: the check of generated functions, and the choice of sources to train on, do the former."""
 RUNS_OWN_SOURCE = {
+    "tests/warm.py",
     "src/cdpg/storage/usage.py",
     "tests/test_snippet.py",
     "tests/test_notebook.py",
