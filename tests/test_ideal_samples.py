@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdpg import CDPGConfig, CDPGTrainer
+import factor_rules
+from cdpg import CDPGConfig, CDPGTrainer, Reward
 from cdpg.evaluation.ideal_samples import ENOUGH, ROUND, IdealSamples, accepts, draw_ideal_samples
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples
@@ -241,6 +242,44 @@ def test_no_samples_at_all_give_no_gain() -> None:
     values = side_by_side(1, lambda processes: found.gain(tabular(SEED), processes, 1000))[0]
     assert values.shape == (2,)
     assert values.isnan().all()
+
+
+def test_rounds_end_with_the_draws_or_with_enough_samples(tmp_path: Path) -> None:
+    """A first round of 8, then one of 3; the third context never satisfies, and the others have 4 after the first."""
+    seen: Counter[str] = Counter()
+
+    def four_of_eight(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        seen.update(prompts)
+        first = {prompt: seen[prompt] - list(prompts).count(prompt) for prompt in prompts}
+        verdicts = []
+        for prompt in prompts:
+            verdicts.append(first[prompt] < ENOUGH and prompt != "a b c")
+            first[prompt] += 1
+        return verdicts
+
+    found = drawn(trainer(tmp_path, four_of_eight), draws=ROUND + 3)
+    assert found.judged.tolist() == [ROUND, ROUND, ROUND + 3]
+    assert torch.bincount(found.owners, minlength=3).tolist() == [ENOUGH, ENOUGH, 0]
+    assert found.draws == 3 * ROUND + 3
+
+
+def test_with_a_reward_all_draws_are_made(tmp_path: Path) -> None:
+    """Weights make few samples out of many. There are fewer draws than contexts."""
+    found = drawn(trainer(tmp_path, Reward(factor_rules.minus_length, 2.0)), draws=2)
+    assert found.judged.tolist() == [2, 2, 2]
+    texts = [text for (text,) in found.samples.texts]
+    assert found.features[:, 0].tolist() == [-len(text) for text in texts]
+    assert len(found.samples.ended) == len(found.samples.lengths) == len(texts) == 6
+    again = drawn(trainer(tmp_path, Reward(factor_rules.minus_length, 2.0)), draws=ROUND + 1)
+    assert again.judged.tolist() == [ROUND + 1] * 3
+
+
+def test_without_draws_there_are_no_samples(tmp_path: Path) -> None:
+    found = drawn(trainer(tmp_path), draws=0)
+    assert found.samples.tokens.shape == (0, 1, 0)
+    assert found.samples.lengths.shape == found.samples.ended.shape == (0, 1)
+    assert found.features.shape == found.every_feature.shape == (0, 0)
+    assert (found.draws, found.judged.tolist()) == (0, [0, 0, 0])
 
 
 EMPTY = Samples(

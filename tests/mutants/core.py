@@ -6,16 +6,17 @@
     python tests/mutants/core.py --again                    # those too that are known to live
 
 mypy judges all of them in one run. Each of the others runs in a fork of one process that has the package and the tests
-imported, and meets the tests that run its line. A mutant may live if ``survivors.yaml`` says why, and is then not tried
-again unless asked for. The exit status is 1 if more than a tenth of the mutants live, if one lives without a reason, or
-if the tests fail without any.
+imported, and meets tests that run its line, and more of them if it lives. A mutant may live if ``survivors.yaml`` says
+why, and is then not tried again unless asked for. The exit status is 1 if more than a tenth of the mutants live, if one
+lives without a reason, or if the tests fail without any.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +24,7 @@ import fork_server
 import survivors
 from collected import Collected, collect
 from coverage_map import CoverageMap
-from forks import BROKEN
+from forks import BROKEN, Result
 from operators import ROOT, Mutant, mutants_of
 from patching import Edit
 from scores import Score, describe, minutes, report, say
@@ -54,6 +55,8 @@ TESTS = tuple(
     ).split()
 )
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""
+MORE = 8
+"""How many times longer are the tests that a mutant meets which has lived."""
 REQUIRED = 0.9
 """The share of the mutants that must be noticed."""
 
@@ -105,16 +108,36 @@ def try_mutants(
             score.living.append(mutant.name)
             if not known:
                 say(f"no test runs it   {mutant.name}: {mutant.function}\n{mutant.change}")
+    lived: list[Trial] = []
     for result, failed in run_trials(collected, trials, given.workers):
-        mutant = mutants[result.name]
-        if result.status == BROKEN:
-            raise RuntimeError(f"{mutant.name} could not be tried:\n{result.output}")
-        scores[mutant.file].count(result)
-        end = f"\n{mutant.change}" if result.passed else f" ({failed})"
-        say(f"{describe(result)}  {mutant.name}: {mutant.function}{end}")
-        if given.verbose:
-            say(result.output)
+        if result.passed:
+            lived.append(next(trial for trial in trials if trial.name == result.name))
+        else:
+            show(result, failed, mutants[result.name], scores, given.verbose)
+    more = with_more_tests(lived, mutants, lines, MORE * given.seconds)
+    for result, failed in run_trials(collected, more, given.workers):
+        show(result, failed, mutants[result.name], scores, given.verbose)
     return judge(report(scores, "file"), mutants, reasons)
+
+
+def with_more_tests(
+    lived: Iterable[Trial], mutants: Mapping[str, Mutant], lines: CoverageMap, seconds: float
+) -> Iterator[Trial]:
+    """Those that lived, with tests of their lines that they have not met yet."""
+    for trial in lived:
+        tests = tests_for(lines, mutants[trial.name].file, mutants[trial.name].lines, seconds)
+        yield replace(trial, tests={name: cost for name, cost in tests.items() if name not in trial.tests})
+
+
+def show(result: Result, failed: str | None, mutant: Mutant, scores: Mapping[str, Score], verbose: bool) -> None:
+    """Count what became of a mutant, and say it."""
+    if result.status == BROKEN:
+        raise RuntimeError(f"{mutant.name} could not be tried:\n{result.output}")
+    scores[mutant.file].count(result)
+    end = f"\n{mutant.change}" if result.passed else f" ({failed})"
+    say(f"{describe(result)}  {mutant.name}: {mutant.function}{end}")
+    if verbose:
+        say(result.output)
 
 
 def judge(whole: Score, mutants: Mapping[str, Mutant], reasons: survivors.Survivors) -> int:
