@@ -328,8 +328,11 @@ def test_a_server_without_our_method_and_without_versions_can_be_used(
     fake.faults.add("old")
     fake.methods.remove("cdpg_load")
     with serving(fake) as url:
-        trainer_of(folder, tmp_path, url, epochs=2, sync_every=2).train()
-    assert fake.loads == ["reload_weights"]
+        trainer_of(folder, tmp_path / "less often", url, epochs=2, sync_every=2).train()
+        once = list(fake.loads)
+        trainer_of(folder, tmp_path / "every epoch", url, epochs=2).train()
+    assert once == ["reload_weights"]
+    assert fake.loads == ["reload_weights"] * 3
 
 
 class Layer(torch.nn.Module):
