@@ -108,10 +108,10 @@ def try_mutants(
             score.living.append(mutant.name)
             if not known:
                 say(f"no test runs it   {mutant.name}: {mutant.function}\n{mutant.change}")
-    lived: list[Trial] = []
+    by_name, lived = {trial.name: trial for trial in trials}, list[Trial]()
     for result, failed in run_trials(collected, trials, given.workers):
         if result.passed:
-            lived.append(next(trial for trial in trials if trial.name == result.name))
+            lived.append(by_name[result.name])
         else:
             show(result, failed, mutants[result.name], scores, given.verbose)
     more = with_more_tests(lived, mutants, lines, MORE * given.seconds)
