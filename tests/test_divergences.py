@@ -184,12 +184,11 @@ REPLAYED = {"validation_contexts": 5, "epochs": 20, "decay_epochs": 10}
 @pytest.mark.parametrize(
     ("divergence", "changes"),
     [
-        ("js", REPLAYED),
         ("tv", ALONE),
         ("alpha", REPLAYED),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (("js", ALONE), ("tv", REPLAYED), ("alpha", ALONE))
+            for case in (("js", REPLAYED), ("js", ALONE), ("tv", REPLAYED), ("alpha", ALONE))
         ),
     ],
 )
@@ -209,6 +208,7 @@ def test_a_run_lowers_its_divergence(tmp_path: Path, divergence: str, changes: d
     assert after < 0.2 * before
 
 
+@pytest.mark.exhaustive
 def test_the_reverse_kl_comes_to_a_target_with_a_reward(tmp_path: Path) -> None:
     config = settings(tmp_path, divergence="reverse_kl")
     trainer = CDPGTrainer(tabular(4), Reward(factor_rules.minus_length, 0.8), config, CONTEXTS)

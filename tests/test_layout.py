@@ -64,6 +64,12 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@functools.cache
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """Several rules go through them all."""
+    return list(ast.walk(tree))
+
+
 def name_of(path: Path) -> str:
     """``models/causal`` for ``src/cdpg/models/causal.py``."""
     return path.relative_to(SOURCE).with_suffix("").as_posix()
@@ -76,7 +82,7 @@ def stage_of(path: Path) -> str:
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Every module that is imported, wherever it stands, in full: ``from a import b`` counts as ``a.b``."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,7 +108,7 @@ def order_broken(stage: str, tree: ast.AST) -> list[str]:
 
 def long_functions(tree: ast.AST) -> list[str]:
     problems = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > LONGEST_FUNCTION:
@@ -137,7 +143,7 @@ def forbidden(tree: ast.AST) -> list[str]:
             problems.append(f"line {line}: {name}: loading such a file runs code")
         if name in {"torch.load", "torch.save", "os.environ", "os.getenv", "os.environb"}:
             problems.append(f"line {line}: {name}: not to be imported by name")
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and dotted(node.func) == "print":
             problems.append(f"line {node.lineno}: print")
         if dotted(node) in {"torch.load", "torch.save"} or dotted(node).endswith("read_pickle"):
@@ -151,7 +157,7 @@ def forbidden(tree: ast.AST) -> list[str]:
 def names_compared_with(tree: ast.AST) -> list[str]:
     """Comparisons with the name of a method, and tables by it: a method itself says what it is like."""
     problems = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, (ast.Compare, ast.Dict)):
             parts = node.keys if isinstance(node, ast.Dict) else [node.left, *node.comparators]
             texts = [part for one in parts if one is not None for part in ast.walk(one)]
@@ -168,7 +174,7 @@ def is_private(name: str) -> bool:
 @functools.cache
 def private_attributes() -> frozenset[str]:
     """Private names that the package gives to attributes of its own objects."""
-    stored = (node for path in FILES for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute))
+    stored = (node for path in FILES for node in nodes_of(parse(path)) if isinstance(node, ast.Attribute))
     own = {node.attr for node in stored if isinstance(node.ctx, ast.Store) and dotted(node.value) == "self"}
     return frozenset(name for name in own if is_private(name))
 
@@ -177,13 +183,13 @@ def private_names(tree: ast.AST) -> list[str]:
     """Private names of the package that a test imports, reads or replaces."""
     modules: set[str] = set()
     problems = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cdpg":
             modules |= {alias.asname or alias.name for alias in node.names}
             problems += [f"line {node.lineno}: {alias.name}" for alias in node.names if is_private(alias.name)]
         elif isinstance(node, ast.Import):
             modules |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names if "cdpg" in alias.name}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             of_an_object = node.attr in private_attributes() and dotted(node.value) not in ("self", "cls")
             if of_an_object or dotted(node).partition(".")[0] in modules:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpg.tasks.code import constraint as python_code
@@ -344,6 +344,7 @@ def test_function_end_changes_only_where_it_says(text: str) -> None:
             assert rule.watch & set(text[end - 2 : end])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_any_text_gets_a_verdict_that_does_not_depend_on_its_neighbours(bodies: list[str]) -> None:
     signatures = [SIGNATURE] * len(bodies)

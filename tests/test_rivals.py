@@ -349,6 +349,7 @@ def ideal_kl(log_pi: Tensor, log_target: Tensor) -> float:
     return float((log_ideal.exp() * gap).sum(dim=1).mean())
 
 
+@pytest.mark.exhaustive
 def test_where_runs_end(tmp_path: Path) -> None:
     """``rft`` at p, ``rloo`` at a·exp(b/β); ``raft`` satisfies as often and is elsewhere."""
     found = {}

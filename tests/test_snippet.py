@@ -266,7 +266,7 @@ KINDS: dict[str, tuple[str, Callable[[str], Any], dict[str, Any], tuple[str, str
 """Of each kind of run: the model, prompts, options, and the line of its program without which it goes wrong."""
 
 
-OFTEN = ("text", "chat", "stop", "decoder")
+OFTEN = ("chat", "stop", "decoder")
 """Kinds of the ordinary round; the others differ from these in a line."""
 
 

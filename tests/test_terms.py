@@ -33,12 +33,12 @@ NOT_MESSAGES = {
 
 def options_named(path: Path) -> list[str]:
     """Texts of a module that name an option, but for docstrings and what is said to the command line alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    allowed = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    allowed = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "for_caller":
             allowed |= {id(part) for part in ast.walk(node.args[0])}
-    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return [text.value for text in texts if id(text) not in allowed and OPTION.search(text.value)]
 
 

@@ -197,13 +197,12 @@ class KilledAfter3(TrainerCallback):
     [
         *(("tabular", method) for method in METHODS),
         ("llama", "ziegler"),
-        ("llama", "rft"),
         ("t5", "cdpg"),
         *(
             pytest.param(kind, method, marks=pytest.mark.exhaustive)
             for kind in ("llama", "t5")
             for method in METHODS
-            if (kind, method) not in (("llama", "ziegler"), ("llama", "rft"), ("t5", "cdpg"))
+            if (kind, method) not in (("llama", "ziegler"), ("t5", "cdpg"))
         ),
     ],
 )

@@ -107,7 +107,7 @@ def fail_everywhere(keeper: Keeper, finished: Path, tmp_path: Path, every: int) 
 
 
 def test_no_space_at_some_changes(keeper: Keeper, finished: Path, tmp_path: Path) -> None:
-    assert fail_everywhere(keeper, finished, tmp_path, every=31) >= 3
+    assert fail_everywhere(keeper, finished, tmp_path, every=47) >= 2
 
 
 @pytest.mark.exhaustive

@@ -120,7 +120,7 @@ def strike_everywhere(keeper: Keeper, finished: Path, tmp_path: Path, prepare: P
 
 
 def test_kills_at_some_changes(keeper: Keeper, finished: Path, tmp_path: Path) -> None:
-    struck = strike_everywhere(keeper, finished, tmp_path, interrupted, every=25)
+    struck = strike_everywhere(keeper, finished, tmp_path, interrupted, every=40)
     assert len(struck) >= 4
 
 
