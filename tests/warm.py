@@ -273,12 +273,13 @@ def warm_up() -> None:
     from accelerate.state import AcceleratorState, GradientState
 
     import cdpg.cli
+    import cdpg.jobs.running
     import tiny
     from cdpg import CDPGConfig, CDPGTrainer
     from cdpg.report import write_report
     from enumeration import contexts_of, tabular
 
-    del cdpg, hypothesis, pytest, tiny
+    del hypothesis, pytest, tiny
     torch.set_num_threads(1)
     state = torch.get_rng_state()
     data = [{"prompt": str(context.prompt)} for context in contexts_of(2)]
@@ -289,6 +290,8 @@ def warm_up() -> None:
         )  # fmt: skip
         CDPGTrainer(tabular(4), lambda prompts, completions: [1.0] * len(prompts), config, data, data).train()
         write_report([Path(folder)], Path(folder) / "report.html")
+        with contextlib.redirect_stdout(nowhere):
+            cdpg.cli.app(["tasks"], standalone_mode=False)  # typer loads what reads the options of a command
     torch.set_rng_state(state)
     AcceleratorState._reset_state(reset_partial_state=True)  # a fork may be one of several processes
     GradientState._reset_state()
