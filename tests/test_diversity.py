@@ -17,8 +17,12 @@ from cdpg import CDPGConfig, CDPGTrainer, Reward
 from cdpg.evaluation.ideal_samples import draw_ideal_samples
 from cdpg.evaluation.pass_at_k import pass_at_k
 from cdpg.report import write_report
+from cdpg.report.charts import to_svg
+from cdpg.report.figures import figures_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
+from report_runs import change_config, read_study, run_folder, write_json
+from shown import figures_seen
 from unpainted import is_one_of_a_kind, painted_if
 
 
@@ -92,3 +96,37 @@ def test_files_and_report_have_them(tmp_path: Path) -> None:
         page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "pass@k" in page
     assert "Diversity against precision" in page
+
+
+def run_at(folder: Path, values: dict[str, float], **settings: Any) -> Path:
+    """A run that ended with some figures."""
+    run = change_config(run_folder(folder, epochs=4), **settings)
+    evaluation = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    evaluation["tuned"] |= {
+        name: {"mean": mean, "low": mean - 0.1, "high": mean + 0.2} for name, mean in values.items()
+    }
+    write_json(run / "evaluation.json", evaluation)
+    return run
+
+
+def test_figures_along_alpha(tmp_path: Path) -> None:
+    """The KL is α = 0. Other divergences and methods have no place there; seeds are averaged."""
+    runs = [
+        run_at(tmp_path / "half", {"satisfaction": 0.7, "recall": 0.6, "gain": 0.3}, divergence="alpha", alpha=0.5),
+        run_at(tmp_path / "kl", {"satisfaction": 0.5, "recall": 0.9, "gain": 0.4}, divergence="kl", alpha=0.9),
+        run_at(
+            tmp_path / "kl-1", {"satisfaction": 0.6, "recall": 0.8, "gain": 0.2}, divergence="kl", alpha=0.9, seed=1
+        ),
+        run_at(tmp_path / "tv", {"satisfaction": 0.1, "recall": 0.1, "gain": 0.1}, divergence="tv", alpha=0.2),
+        run_at(tmp_path / "other", {"satisfaction": 0.2, "recall": 0.2}, divergence="alpha", alpha=0.7, method="dpg"),
+    ]
+    charts = {chart.name: chart for chart in figures_of(read_study(runs))}
+    with figures_seen() as seen:
+        for name in ("along-alpha", "gain-along-alpha"):
+            to_svg(charts[name])
+    shares, gain = ([line["points"] for line in figure["lines"]] for figure in seen)
+    assert shares == [[[0.0, pytest.approx(0.55)], [0.5, 0.7]], [[0.0, pytest.approx(0.85)], [0.5, 0.6]]]
+    assert gain == [[[0.0, pytest.approx(0.3)], [0.5, 0.3]]]
+    assert (seen[0]["x"], seen[0]["y"]) == ("α", "satisfaction, recall of p")
+    alone = {chart.name for chart in figures_of(read_study(runs[1:]))}
+    assert not alone & {"along-alpha", "gain-along-alpha"}, "a line needs two points"
