@@ -18,7 +18,7 @@ from torch import Tensor
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.evaluation.evaluator import refuse_stopped_beams
+from cdpg.evaluation.evaluator import EvaluationCache, refuse_stopped_beams
 from cdpg.evaluation.measures import Measured, TextMeasure
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.models.beams import beam_search
@@ -26,6 +26,7 @@ from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
+from evaluated import Case, Counted, Said, small_blocks
 from side_by_side import side_by_side
 
 SEED = 5
@@ -240,6 +241,39 @@ def test_what_is_known_of_a_policy_is_forgotten_when_its_weights_change(tmp_path
     final = evaluations.at_end()
     assert final is not None
     assert final.metrics()["tuned"]["satisfaction"]["mean"] > first + 0.1
+
+
+def test_a_model_is_forgotten_and_no_other() -> None:
+    cache: Any = EvaluationCache()
+    for names, found in ((("base", "tuned", "other"), cache.parts), (("tuned", "other"), cache.gains)):
+        found.update({(name, number, 4): None for name in names for number in (0, 1)})
+    pairs = [("tuned", "base"), ("other", "tuned"), ("other", "base"), ("tuned", "other")]
+    cache.scores.update({(*pair, number, 4): None for pair in pairs for number in (0, 1)})
+    cache.ideal[0, 4] = None
+    cache.forget("tuned")
+    assert {key[0] for key in cache.parts} == {"base", "other"}
+    assert {key[0] for key in cache.gains} == {"other"}
+    assert {key[:2] for key in cache.scores} == {("other", "base")}
+    assert list(cache.ideal) == [(0, 4)]
+
+
+def test_what_is_said_and_where_a_stop_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks, of four, four and one context."""
+    small_blocks(monkeypatch)
+    case, said, stops, cache = Case(), Said(), Counted(), EvaluationCache()
+    models: Any = {"first": lambda: case.other(0), "second": lambda: case.other(1)}
+    case.evaluator().evaluate(models, {}, None, cache, said, stops)
+    starts = (0, 4, 8)
+    comparing = [f"comparing: {name} scores the others' samples" for name in models]
+    evaluating = [f"evaluating {name}: {start} of 9 contexts" for name in ("base", *models) for start in starts]
+    sampling = [f"sampling the ideal model: {start} of 9 contexts" for start in starts]
+    assert said.lines == [*evaluating, *sampling, *comparing]
+    rounds = 2 + 2 + 1  # of samples of the ideal model, in the three blocks
+    assert stops.calls == len(evaluating) + rounds + len(comparing)
+    again, once_more = Said(), Counted()
+    case.evaluator().evaluate(models, {}, None, cache, again, once_more)
+    assert again.lines == [*evaluating, *comparing], "the samples of the ideal model are known"
+    assert once_more.calls == len(again.lines)
 
 
 # Beams.

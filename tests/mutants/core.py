@@ -51,7 +51,8 @@ TESTS = tuple(
         "adapters adding_a_method applicability checkpoints divergences diversity engine estimators evaluate evaluation"
         " evaluator exact exact_gradient head ideal_samples methods models moments optimization outcome"
         " outcome_figures policy_evaluations pooled precision preflight progress proposal pruning records replay"
-        " rivals rollout sampling scoring set_aside target tilted tilted_replay tuned_on validation values ziegler"
+        " results rivals rollout sampling scoring set_aside target tilted tilted_replay tuned_on validation values"
+        " ziegler"
     ).split()
 )
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""

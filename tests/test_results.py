@@ -1,0 +1,117 @@
+"""What an evaluation says of its models: all figures beside those of the reference, and every notice."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+
+import values
+from cdpg import Reward
+from cdpg.evaluation.metrics import GAIN_ESS
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
+from cdpg.evaluation.results import Evaluation
+from evaluated import Case, parameters_of, small_blocks
+from factor_rules import minus_length
+from reference.model import Sequences, token_log_probs
+from test_values import expected_notices, notices, on_distance, on_gain
+from values import differences
+from values_constraint import holds
+
+
+@pytest.fixture(autouse=True)
+def of_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch)
+
+
+def evaluated(case: Case, *names: str, about: Any = None, **given: Any) -> Evaluation:
+    """The base and some models that are unlike it."""
+    models = {name: case.other(seed) for seed, name in enumerate(names)}
+    found = case.evaluator(**given).evaluate({n: lambda m=m: m for n, m in models.items()}, about or {})  # type: ignore[misc]
+    assert found is not None
+    return found
+
+
+def comparable(result: dict[str, Any]) -> dict[str, Any]:
+    """As in a file, where what is not a number is null."""
+    return {**result, "partition": [None if np.isnan(value) else value for value in result["partition"]]}
+
+
+def test_every_figure_of_three_models() -> None:
+    case, others = Case(), ("first", "second")
+    result = comparable(evaluated(case, *others, about={"task": "x"}, tuned_on=frozenset()).to_mapping())
+    expected = case.expected({name: case.other(seed) for seed, name in enumerate(others)})
+    names = {name: name for name in ("base", *others)}
+    whole = expected.to_mapping(names) | {"models": {name: expected.metrics(name) for name in names}}
+    whole |= {"task": "x", "metric_info": {}, "count_info": {}}
+    distances, lost = on_distance(whole, whole["models"]), expected_notices(expected, names)
+    assert len(distances) == 2
+    assert len(lost) == 6
+    assert notices(result.pop("notices")) == [*distances, *on_gain(expected, whole), *lost]
+    by_model = {name: notices(found) for name, found in result.pop("model_notices").items()}
+    of_others = {name: [distance] for name, distance in zip(others, distances, strict=True)}
+    assert by_model == {
+        name: [*of_others.get(name, []), *(notice for notice in lost if notice[0] == name)] for name in names
+    }
+    assert differences(result, whole) == []
+
+
+def test_every_figure_under_the_names_of_a_run() -> None:
+    """Some of the models, under other names, with a pool that has the samples of all."""
+    case, others = Case(), ("first", "second")
+    result = comparable(evaluated(case, *others, tuned_on=frozenset()).to_mapping({"base": "base", "second": "tuned"}))
+    expected = case.expected({name: case.other(seed) for seed, name in enumerate(others)})
+    names = {"base": "base", "second": "tuned"}
+    whole = expected.to_mapping(names) | {shown: expected.metrics(name) for name, shown in names.items()}
+    whole |= {"metric_info": {}, "count_info": {}}
+    del result["notices"]
+    assert list(result.pop("model_notices")) == ["base", "tuned"]
+    assert differences(result, whole) == []
+
+
+def test_with_a_reward_the_gain_is_weighted_and_said_to_be() -> None:
+    """From the samples themselves: weights exp(r/β), normalised in each context, for r minus the length and β = 2."""
+    case = Case()
+    found = evaluated(case, "tuned", constraints=[holds, Reward(minus_length, 2.0)])
+    policy, by_row = parameters_of(case.other(0)), dict[int, list[Any]]()
+    for record in found.ideal_samples:
+        by_row.setdefault(record["row"], []).append(record)
+    numbers, gains = [], []
+    for row, records in by_row.items():
+        weight = np.exp([-len(record["completion"]) / 2 for record in records])
+        numbers.append(weight.sum() ** 2 / (weight**2).sum())
+        prompts, ids = [case.contexts[row - 1].tokens] * len(records), [record["token_ids"] for record in records]
+        log_policy = token_log_probs(policy, Sequences.of(prompts, ids)).sum(axis=1)
+        gains.append((weight * (log_policy - [record["log_a"] for record in records])).sum() / weight.sum())
+    assert found.about == {GAIN_ESS: pytest.approx(np.mean(numbers), rel=1e-12)}
+    assert len(gains) == 9, "the reward applies to the context to which the constraint does not"
+    result = found.to_mapping()
+    assert result["contexts_with_gain"] == 9
+    assert result["models"]["tuned"]["gain"]["mean"] == pytest.approx(np.mean(gains), rel=1e-9)
+    assert [notice for notice in result["notices"] if "gain" in notice] == [
+        f"with moments or rewards the gain is estimated from weighted samples of the base: {np.mean(numbers):.1f} "
+        "effective samples for each context; with few of them it is biased towards 0, and a larger gain_draws "
+        "improves it"
+    ]
+
+
+def test_the_reward_of_the_ideal_model_beside_a_line_of_the_run() -> None:
+    """Its mean under p, from the base's samples weighted by b exp(r/β); b is 1 where no constraint applies."""
+    case = Case()
+    evaluator = case.evaluator([holds, Reward(minus_length, 2.0)])
+    line = PolicyEvaluations(evaluator, case.other(0), {}).after_epoch(0)
+    means = []
+    for context, texts in zip(case.contexts, evaluator.outcome("base", case.base).texts, strict=True):
+        verdicts = [
+            1.0 if b is None else 0.0 if isinstance(b, str) else b for b in map(partial(values.judge, context), texts)
+        ]
+        r = -np.array([len(text) for text in texts])
+        weight = np.array(verdicts) * np.exp(r / 2)
+        means += [(weight * r).sum() / weight.sum()] if weight.any() else []
+    assert line["ideal"] == {
+        "reward_minus_length": {"mean": pytest.approx(np.mean(means), rel=1e-9), "low": ANY, "high": ANY}
+    }
+    assert "base" not in line
