@@ -276,6 +276,31 @@ def test_what_is_said_and_where_a_stop_is_looked_for(monkeypatch: pytest.MonkeyP
     assert once_more.calls == len(again.lines)
 
 
+class EndsAtB:
+    """Ends a sample with its first b, and leaves it out."""
+
+    watch = frozenset("b")
+
+    def cut(self, completion: str) -> str | None:
+        return completion.partition("b")[0] if "b" in completion else None
+
+
+def test_a_stop_rule_ends_all_samples_those_of_the_gain_too() -> None:
+    """Nothing starts with a b; the samples that come first have no a, and more are drawn."""
+    case = Case(evaluation_samples=2)
+    found = case.evaluator(lambda prompts, completions, **_: ["a" in text for text in completions], stop=EndsAtB())
+    evaluation = found.evaluate({"tuned": lambda: case.other(0)}, {})
+    assert evaluation is not None
+    drawn = [record["completion"] for record in evaluation.ideal_samples]
+    samples = [text for name in ("base", "tuned") for row in evaluation.outcomes[name].texts for text in row]
+    assert len(drawn) > 20
+    assert "b" not in "".join(drawn + samples)
+    plain = case.evaluator(lambda prompts, completions, **_: ["a" in text for text in completions]).evaluate({}, {})
+    assert plain is not None
+    texts = [record["completion"] for record in plain.ideal_samples]
+    assert any("b" in text.rpartition("a")[0] for text in texts)
+
+
 # Beams.
 
 

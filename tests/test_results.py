@@ -11,10 +11,12 @@ import pytest
 
 import values
 from cdpg import Reward
+from cdpg.contexts.digests import prompt_digests
 from cdpg.evaluation.metrics import GAIN_ESS
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.evaluation.results import Evaluation
-from evaluated import Case, parameters_of, small_blocks
+from cdpg.messages.terms import term
+from evaluated import PROMPTS, Case, parameters_of, small_blocks
 from factor_rules import minus_length
 from reference.model import Sequences, token_log_probs
 from test_values import expected_notices, notices, on_distance, on_gain
@@ -115,3 +117,51 @@ def test_the_reward_of_the_ideal_model_beside_a_line_of_the_run() -> None:
         "reward_minus_length": {"mean": pytest.approx(np.mean(means), rel=1e-9), "low": ANY, "high": ANY}
     }
     assert "base" not in line
+
+
+def test_effective_samples_are_those_of_contexts_that_have_any() -> None:
+    """Five draws each. Nothing satisfies in the first context, one sample in the second, all of them in the third."""
+    case, seen = Case(gain_draws=5), set[str]()
+    case.contexts = case.contexts[:3]
+
+    def check(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+        verdicts = []
+        for prompt in prompts:
+            verdicts.append(prompt == PROMPTS[2] or (prompt == PROMPTS[1] and prompt not in seen))
+            seen.add(prompt)
+        return verdicts
+
+    found = evaluated(case, constraints=[check, Reward(minus_length, 2.0)])
+    weight = np.exp([-len(record["completion"]) / 2 for record in found.ideal_samples if record["row"] == 3])
+    assert len(weight) == 5
+    assert len(found.ideal_samples) == 6
+    third = weight.sum() ** 2 / (weight**2).sum()
+    assert found.about == {GAIN_ESS: pytest.approx((1 + third) / 2, rel=1e-12)}
+    assert found.to_mapping()["contexts_with_gain"] == 2
+
+
+def test_without_any_sample_of_the_ideal_model_no_number_of_them_is_told() -> None:
+    found = evaluated(Case(gain_draws=5), constraints=[no, Reward(minus_length, 2.0)], about={"task": "x"})
+    assert found.about == {"task": "x"}
+    assert found.ideal_samples == []
+
+
+def no(prompts: Any, completions: Any, **columns: Any) -> list[bool]:
+    return [False for _ in completions]
+
+
+def test_an_evaluation_on_some_contexts_counts_those_and_keeps_no_samples() -> None:
+    case = Case()
+    evaluator = case.evaluator(tuned_on=frozenset(prompt_digests(case.given()[1:7])))
+    found = evaluator.evaluate({}, {}, limit=6)
+    assert found is not None
+    assert found.tuned_on == 5
+    assert found.ideal_samples == []
+    assert "tuned on" not in "".join(found.to_mapping()["notices"]), "no model of it was tuned"
+    whole = evaluator.evaluate({"tuned": lambda: case.other(0)}, {})
+    assert whole is not None
+    assert whole.tuned_on == 6
+    assert whole.to_mapping()["notices"][0] == (
+        "6 of the 9 contexts of this evaluation were tuned on: the figures may be better than on new contexts; give "
+        f"others to evaluate on with {term('eval_contexts')}"
+    )
