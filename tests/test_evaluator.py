@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,6 +276,63 @@ def test_what_is_said_and_where_a_stop_is_looked_for(monkeypatch: pytest.MonkeyP
     case.evaluator().evaluate(models, {}, None, cache, again, once_more)
     assert again.lines == [*evaluating, *comparing], "the samples of the ideal model are known"
     assert once_more.calls == len(again.lines)
+
+
+def test_the_base_is_without_adapters_and_other_models_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In samples and beams."""
+    case, other = Case(), Case().base
+    off: list[Any] = []
+    sampled: list[tuple[bool, bool]] = []
+
+    @contextmanager
+    def as_base(self: Any) -> Iterator[None]:
+        off.append(self)
+        yield
+        off.pop()
+
+    kind = type(case.base)
+    start = kind.start
+
+    def seen(self: Any, *given: Any) -> Any:
+        sampled.append((self is case.base, self in off))
+        return start(self, *given)
+
+    monkeypatch.setattr(kind, "as_base", as_base)
+    monkeypatch.setattr(kind, "start", seen)
+    evaluator = case.evaluator(measure=TextMeasure(beams=1))
+    evaluator.outcome("base", case.base)
+    evaluator.outcome("tuned", other)
+    assert set(sampled) == {(True, True), (False, False)}
+
+
+def test_the_main_process_alone_judges_beams_and_measures() -> None:
+    """One beam is measured for each context, not the samples."""
+    calls: list[Any] = []
+
+    def check(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+        calls.append(completions)
+        return ["a" in text for text in completions]
+
+    class Lengths(Words):
+        beams = 1
+
+        def __call__(self, contexts: Any, outputs: Any, apply: Any) -> Measured:
+            calls.append(outputs)
+            return Measured({"length": np.array([[len(text) for text in row] for row in outputs])})
+
+    def work(processes: Any) -> Any:
+        made = Case(evaluation_samples=2).evaluator(check, measure=Lengths())
+        return replace(made, processes=processes).outcome("tuned", Case().other(0))
+
+    first, second = side_by_side(2, work)
+    assert first.beams is not None
+    beams = list(first.beams)
+    assert calls.count(beams) == 1
+    assert calls.count([[text] for text in beams]) == 1
+    assert len(calls) == 4, "the samples of each process, the beams, the measure"
+    assert first.measured.features["length"].tolist() == [[len(text)] for text in beams]
+    assert list(first.beam_b) == [float("a" in text) for text in beams]
+    assert (second.beams, second.beam_b, second.measured) == (first.beams, (), Measured())
 
 
 class EndsAtB:

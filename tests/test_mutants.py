@@ -272,15 +272,20 @@ def test_tests_that_noticed_an_edit_of_the_function_go_first() -> None:
     from patching import Edit
     from trials import Noticing, Trial
 
-    def trial(function: str) -> Trial:
-        return Trial("name", (Edit("f", function, "", 1),), {"quick": 0.1, "slow": 1.0, "slower": 1.1})
+    def trial(function: str, file: str = "file") -> Trial:
+        return Trial("name", (Edit(file, function, "", 1),), {"quick": 0.1, "slow": 1.0, "slower": 1.1})
 
     noticing = Noticing()
     assert noticing.order(trial("f")) == ["quick", "slow", "slower"]
     for _ in range(9):
         noticing.count(trial("f"), ["quick", "slow", "slower"], "slower")
     assert noticing.order(trial("f")) == ["slower", "quick", "slow"]
-    assert noticing.order(trial("g")) == ["quick", "slow", "slower"]
+    assert noticing.order(trial("g")) == ["slower", "quick", "slow"], "of the same file"
+    for _ in range(9):
+        noticing.count(trial("g"), ["slower", "quick", "slow"], "quick")
+    assert noticing.order(trial("g")) == ["quick", "slower", "slow"]
+    assert noticing.order(trial("f")) == ["slower", "quick", "slow"]
+    assert noticing.order(trial("f", "other")) == ["quick", "slow", "slower"]
 
 
 def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:

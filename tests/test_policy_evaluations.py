@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_lines_and_the_final_evaluation_beside_the_reference(monkeypatch: pytest
     small_blocks(monkeypatch)
     case = Case(evaluation_contexts=6)
     stops, said, policy = Counted(), Said(), case.other(0)
-    evaluator = case.evaluator(tuned_on=frozenset(prompt_digests(case.given()[:1])))
+    evaluator = case.evaluator(tuned_on=frozenset(prompt_digests(case.given()[5:8])))
     evaluations = PolicyEvaluations(evaluator, policy, {"task": "x"})
     assert evaluations.seconds_per_context is None
 
@@ -140,7 +141,9 @@ def test_lines_and_the_final_evaluation_beside_the_reference(monkeypatch: pytest
             "metrics": metrics,
         }  # fmt: skip
 
+    started = time.perf_counter()
     found = evaluations.after_epoch(0, stops)
+    assert found["seconds"] < time.perf_counter() - started
     assert evaluations.seconds_per_context == found.pop("seconds") / 6 > 0
     assert differences(found, line(0, case.expected({}, 6).metrics("base"))) == []
     assert stops.calls == 2 + 4, "before every block, and before every round of samples of the ideal model"
