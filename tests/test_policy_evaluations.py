@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cdpg.rollout.sampler import Sampler
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import contexts_of, tabular
 from evaluated import Case, Counted, Said, small_blocks
+from side_by_side import side_by_side
 from unpainted import is_one_of_a_kind, painted_if
 from values import differences
 
@@ -164,3 +166,15 @@ def test_lines_and_the_final_evaluation_beside_the_reference(monkeypatch: pytest
     assert {name: differences(whole[name], expected.metrics(name)) for name in names} == {"base": [], "tuned": []}
     assert stops.calls > before
     assert said.lines[:3] == [f"evaluating base: {start} of 9 contexts" for start in (0, 4, 8)]
+
+
+def test_every_process_has_the_line_of_the_main_one() -> None:
+    case = Case(evaluation_contexts=3)
+    one, other = side_by_side(
+        2,
+        lambda processes: PolicyEvaluations(
+            replace(case.evaluator(), processes=processes), case.other(0), {}
+        ).after_epoch(1),
+    )
+    assert one == other
+    assert differences(one["metrics"], case.expected({"tuned": case.other(0)}, 3).metrics("tuned")) == []

@@ -138,6 +138,9 @@ def test_effective_samples_are_those_of_contexts_that_have_any() -> None:
     third = weight.sum() ** 2 / (weight**2).sum()
     assert found.about == {GAIN_ESS: pytest.approx((1 + third) / 2, rel=1e-12)}
     assert found.to_mapping()["contexts_with_gain"] == 2
+    case.contexts = case.contexts[:2]
+    seen.clear()
+    assert evaluated(case, constraints=[check, Reward(minus_length, 2.0)]).about == {GAIN_ESS: 1.0}
 
 
 def test_without_any_sample_of_the_ideal_model_no_number_of_them_is_told() -> None:
