@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import ANY
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 import values
 from cdpg import Reward
 from cdpg.contexts.digests import prompt_digests
-from cdpg.evaluation.metrics import GAIN_ESS
+from cdpg.evaluation.measures import Measured, per_output
+from cdpg.evaluation.metrics import GAIN_ESS, POOLED, Count, Metric
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.evaluation.results import Evaluation
 from cdpg.messages.terms import term
@@ -137,7 +140,9 @@ def test_effective_samples_are_those_of_contexts_that_have_any() -> None:
     assert len(found.ideal_samples) == 6
     third = weight.sum() ** 2 / (weight**2).sum()
     assert found.about == {GAIN_ESS: pytest.approx((1 + third) / 2, rel=1e-12)}
-    assert found.to_mapping()["contexts_with_gain"] == 2
+    told = found.to_mapping()
+    assert told["contexts_with_gain"] == 2
+    assert told["notices"] == [], "the gain of the base is 0"
     case.contexts = case.contexts[:2]
     seen.clear()
     assert evaluated(case, constraints=[check, Reward(minus_length, 2.0)]).about == {GAIN_ESS: 1.0}
@@ -168,3 +173,31 @@ def test_an_evaluation_on_some_contexts_counts_those_and_keeps_no_samples() -> N
         "6 of the 9 contexts of this evaluation were tuned on: the figures may be better than on new contexts; give "
         f"others to evaluate on with {term('eval_contexts')}"
     )
+
+
+class Letters:
+    """Measures and counts letters, and would measure more."""
+
+    beams = 0
+    metrics: ClassVar = {name: Metric(name, "higher") for name in ("letters", "absent")}
+    counts: ClassVar = {name: Count(name, "times") for name in ("letter", "none")}
+
+    def __call__(self, contexts: Any, outputs: Any, apply: Any = None) -> Measured:
+        letters = Counter("".join(text for row in outputs for text in row).replace(" ", ""))
+        return Measured({"letters": per_output(outputs, len)}, frequencies={"letter": letters})
+
+
+def test_what_is_measured_is_described_and_nothing_else() -> None:
+    result = evaluated(Case(), measure=Letters()).to_mapping()
+    assert result["metric_info"] == {"letters": Letters.metrics["letters"].to_mapping()}
+    assert result["count_info"] == {"letter": Letters.counts["letter"].to_mapping()}
+    assert set(result["frequencies"]["base"]) == {"letter", "token_rank"}
+
+
+def test_a_model_as_near_as_the_base_is_not_told_of() -> None:
+    found = evaluated(Case(gain_draws=0), "tuned")
+    statistics = {**found.statistics, "tuned": {**found.statistics["tuned"], POOLED: found.statistics["base"][POOLED]}}
+    same = replace(found, statistics=statistics).to_mapping()
+    for result, told in ((found.to_mapping(), True), (same, False)):
+        assert any("no nearer" in notice for notice in result["notices"]) == told
+        assert "contexts_with_gain" not in result
