@@ -201,3 +201,11 @@ def test_a_model_as_near_as_the_base_is_not_told_of() -> None:
     for result, told in ((found.to_mapping(), True), (same, False)):
         assert any("no nearer" in notice for notice in result["notices"]) == told
         assert "contexts_with_gain" not in result
+
+
+def test_pass_at_k_needs_two_samples() -> None:
+    two, one = Case(evaluation_samples=2), Case(evaluation_samples=1)
+    expected = two.expected({"tuned": two.other(0)}).to_mapping({"base": "base", "tuned": "tuned"})["pass_at_k"]
+    assert list(expected["base"]) == ["1", "2"]
+    assert differences(evaluated(two, "tuned").to_mapping()["pass_at_k"], expected) == []
+    assert "pass_at_k" not in evaluated(one, "tuned").to_mapping()
