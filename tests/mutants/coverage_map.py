@@ -14,7 +14,15 @@ import coverage
 import pytest
 from fault_list import ROOT
 
-BY_VALUE = {"src/cdpg/evaluation/": "tests/test_results.py::"}
+BY_VALUE = {
+    f"src/cdpg/{folder}/": f"tests/test_{name}.py::"
+    for folder, name in {
+        "evaluation": "results",
+        "rollout": "rollout",
+        "methods": "methods",
+        "target": "target",
+    }.items()
+}
 """Tests that compare all numbers of a folder, in little time."""
 
 
