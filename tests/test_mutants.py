@@ -306,16 +306,19 @@ def test_a_mutant_meets_the_tests_of_its_module_first() -> None:
     seconds = {"tests/test_other.py::1": 1.0, "tests/test_f.py::1": 5.0, "tests/test_f.py::2": 4.0}
     lines = CoverageMap(seconds, {test: {test} for test in seconds}, {("src/f.py", 1): set(seconds)})
     assert lines.tests_of("src/f.py", [1], limit=5) == ["tests/test_f.py::2", "tests/test_other.py::1"]
-    by_value = "tests/test_target.py::1"
-    some = {by_value: 0.5, **seconds}
-    file = "src/cdpg/target/f.py"
-    lines = CoverageMap(some, {test: {test} for test in some}, {(file, 1): set(some)})
-    assert lines.tests_of(file, [1], limit=5)[:2] == [by_value, "tests/test_f.py::2"]
     assert lines.tests_of("src/f.py", [1], limit=9) == [
         "tests/test_f.py::2",
         "tests/test_f.py::1",
         "tests/test_other.py::1",
     ]
+
+
+def test_a_mutant_meets_the_tests_by_value_of_its_folder_first() -> None:
+    seconds = {"tests/test_other.py::1": 0.1, "tests/test_target.py::1": 0.5, "tests/test_f.py::2": 4.0}
+    file = "src/cdpg/target/f.py"
+    lines = CoverageMap(seconds, {test: {test} for test in seconds}, {(file, 1): set(seconds)})
+    expected = ["tests/test_target.py::1", "tests/test_f.py::2", "tests/test_other.py::1"]
+    assert lines.tests_of(file, [1], limit=5) == expected
 
 
 def test_a_mutant_meets_tests_of_all_files() -> None:
