@@ -56,7 +56,7 @@ TESTS = tuple(
     ).split()
 )
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""
-MORE = 8
+MORE = 4
 """How many times longer are the tests that a mutant meets which has lived."""
 REQUIRED = 0.9
 """The share of the mutants that must be noticed."""
@@ -115,6 +115,7 @@ def try_mutants(
             lived.append(by_name[result.name])
         else:
             show(result, failed, mutants[result.name], scores, given.verbose)
+    say(f"{len(lived)} of {len(trials)} meet more tests; {minutes()}")
     more = with_more_tests(lived, mutants, lines, MORE * given.seconds)
     for result, failed in run_trials(collected, more, given.workers):
         show(result, failed, mutants[result.name], scores, given.verbose)
