@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -209,3 +210,16 @@ def test_pass_at_k_needs_two_samples() -> None:
     assert list(expected["base"]) == ["1", "2"]
     assert differences(evaluated(two, "tuned").to_mapping()["pass_at_k"], expected) == []
     assert "pass_at_k" not in evaluated(one, "tuned").to_mapping()
+
+
+def test_the_recall_of_the_base_with_a_reward_by_value() -> None:
+    """All 16 draws are accepted. p = a w/Z, w = exp(r/β): the base covers a sample if w ≤ 10 Z, Z the mean of w."""
+    found, by_row = evaluated(Case(), constraints=Reward(minus_length, 0.3)), dict[int, list[float]]()
+    for record in found.ideal_samples:
+        by_row.setdefault(record["row"], []).append(math.exp(-len(record["completion"]) / 0.3))
+    weights = np.array(list(by_row.values()))
+    assert weights.shape == (9, 16)
+    covered = weights <= 10 * weights.mean(axis=1, keepdims=True)
+    expected = (weights * covered).sum(axis=1) / weights.sum(axis=1)
+    assert abs(expected.mean() - covered.mean()) > 0.1
+    assert found.metrics()["base"]["recall"]["mean"] == pytest.approx(expected.mean(), rel=1e-9)
