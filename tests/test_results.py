@@ -204,6 +204,19 @@ def test_a_model_as_near_as_the_base_is_not_told_of() -> None:
         assert "contexts_with_gain" not in result
 
 
+def test_the_distance_on_one_context_has_no_interval() -> None:
+    case = Case(gain_draws=0)
+    case.contexts = case.contexts[:1]
+    found = evaluated(case, "tuned")
+    before, after = (found.metrics()[name][POOLED]["mean"] for name in ("base", "tuned"))
+    assert before is not None and after is not None
+    assert after > before
+    assert found.to_mapping()["notices"] == [
+        f"tuned: no nearer to the ideal model than the base: pooled KL(p, π) {before:.2f} → {after:.2f} nats, "
+        f"{after - before:+.2f}"
+    ]
+
+
 def test_pass_at_k_needs_two_samples() -> None:
     two, one = Case(evaluation_samples=2), Case(evaluation_samples=1)
     expected = two.expected({"tuned": two.other(0)}).to_mapping({"base": "base", "tuned": "tuned"})["pass_at_k"]
