@@ -584,3 +584,18 @@ def test_the_library_for_tensors_says_why_it_cannot_write(tmp_path: Path, monkey
     monkeypatch.setattr(checkpoints, "save_file", broken)
     with pytest.raises(RunError, match=r"in '.*': I/O error: no space; the earlier checkpoints are intact"):
         save(tmp_path, 1)
+
+
+def test_divided_tensors_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whole tensor in memory at a time: nothing is looked at before it is written."""
+    given, written = {"w": torch.zeros(2)}, list[Any]()
+
+    def write(path: Path, named: Any) -> None:
+        written.append(named)
+        path.touch()
+
+    monkeypatch.setattr(checkpoints, "is_divided", lambda named: named is given)
+    monkeypatch.setattr(checkpoints, "write_divided", write)
+    save_checkpoint(tmp_path, 1, {"weights": given}, {}, keep=1)
+    assert len(written) == 1
+    assert written[0] is given

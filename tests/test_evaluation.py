@@ -13,7 +13,7 @@ import torch
 
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.contexts.contexts import Context
-from cdpg.evaluation.measures import Measured, TextMeasure, per_output
+from cdpg.evaluation.measures import Measured, TextMeasure, per_output, table_of
 from cdpg.evaluation.metrics import Metric
 from cdpg.evaluation.statistics import (
     Estimate,
@@ -193,6 +193,12 @@ def test_what_any_text_is_measured_by() -> None:
     assert {name: values.tolist() for name, values in measured.features.items()} == {
         "distinct_2": [[0.5, 1.0], [0.0, 0.0]]
     }
+
+
+def test_a_table_has_nan_for_what_is_not_known() -> None:
+    found = table_of(iter([True, None, 2, 0.5]), [["a", "b"], ["c", "d"]])
+    assert found.dtype == np.float64
+    assert np.array_equal(found, [[1.0, np.nan], [2.0, 0.5]], equal_nan=True)
 
 
 # The pooled divergence.

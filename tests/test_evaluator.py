@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cdpg import CDPGConfig, CDPGTrainer
+from cdpg import CDPGConfig, CDPGTrainer, Moment
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.evaluation.evaluator import refuse_stopped_beams
+from cdpg.evaluation.evaluator import EvaluationCache, refuse_stopped_beams
 from cdpg.evaluation.measures import Measured, TextMeasure
 from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.models.beams import beam_search
@@ -26,6 +28,8 @@ from cdpg.models.tabular import TabularModel
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import MAX_LENGTH, Universe, contexts_of, tabular
+from evaluated import Case, Counted, Said, small_blocks
+from factor_rules import minus_length
 from side_by_side import side_by_side
 
 SEED = 5
@@ -165,7 +169,8 @@ class Words:
     def __call__(self, contexts: Any, outputs: Any, apply: Any) -> Measured:
         texts = [text for row in outputs for text in row]
         apply(len, texts)
-        return Measured(frequencies={"text": Counter(texts)})
+        remarks = [[len(text) for text in row] for row in outputs]
+        return Measured(frequencies={"text": Counter(texts)}, remarks={"letters": remarks})
 
 
 def test_blocks_have_numbers_of_their_own_and_none_of_training(tmp_path: Path) -> None:
@@ -197,6 +202,7 @@ def test_counts_are_over_all_blocks(tmp_path: Path) -> None:
     texts = [text for row in outcome.texts for text in row]
     assert len(texts) == 350
     assert outcome.measured.frequencies["text"] == Counter(texts)
+    assert outcome.measured.remarks == {"letters": [[len(text) for text in row] for row in outcome.texts]}
     assert outcome.unmeasured == {"died": 350}
     letters = Counter(made.policy.symbols.index(letter) for text in texts for letter in text)  # type: ignore[attr-defined]
     ended = sum(len(text) < MAX_LENGTH for text in texts)
@@ -240,6 +246,152 @@ def test_what_is_known_of_a_policy_is_forgotten_when_its_weights_change(tmp_path
     final = evaluations.at_end()
     assert final is not None
     assert final.metrics()["tuned"]["satisfaction"]["mean"] > first + 0.1
+
+
+def test_a_model_is_forgotten_and_no_other() -> None:
+    cache: Any = EvaluationCache()
+    for names, found in ((("base", "tuned", "other"), cache.parts), (("tuned", "other"), cache.gains)):
+        found.update({(name, number, 4): None for name in names for number in (0, 1)})
+    pairs = [("tuned", "base"), ("other", "tuned"), ("other", "base"), ("tuned", "other")]
+    cache.scores.update({(*pair, number, 4): None for pair in pairs for number in (0, 1)})
+    cache.ideal[0, 4] = None
+    cache.forget("tuned")
+    assert {key[0] for key in cache.parts} == {"base", "other"}
+    assert {key[0] for key in cache.gains} == {"other"}
+    assert {key[:2] for key in cache.scores} == {("other", "base")}
+    assert list(cache.ideal) == [(0, 4)]
+
+
+def test_what_is_said_and_where_a_stop_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks, of four, four and one context."""
+    small_blocks(monkeypatch)
+    case, said, stops, cache = Case(), Said(), Counted(), EvaluationCache()
+    models: Any = {"first": lambda: case.other(0), "second": lambda: case.other(1)}
+    found = case.evaluator().evaluate(models, {}, None, cache, said, stops)
+    starts = (0, 4, 8)
+    comparing = [f"comparing: {name} scores the others' samples" for name in models]
+    evaluating = [f"evaluating {name}: {start} of 9 contexts" for name in ("base", *models) for start in starts]
+    sampling = [f"sampling the ideal model: {start} of 9 contexts" for start in starts]
+    assert said.lines == [*evaluating, *sampling, *comparing]
+    rounds = 2 + 2 + 1  # of samples of the ideal model, in the three blocks
+    assert stops.calls == len(evaluating) + rounds + len(comparing)
+    again, once_more = Said(), Counted()
+    known = case.evaluator().evaluate(models, {}, None, cache, again, once_more)
+    assert found is not None and known is not None
+    assert known.metrics() == found.metrics()
+    assert all("gain" in metrics for metrics in found.metrics().values())
+    assert again.lines == [*evaluating, *comparing], "the samples of the ideal model are known"
+    assert once_more.calls == len(again.lines)
+
+
+def test_without_draws_there_is_no_gain() -> None:
+    case = Case(gain_draws=0)
+    found = case.evaluator().evaluate({"tuned": lambda: case.other(0)}, {})
+    assert found is not None
+    assert not any({"gain", "recall"} & set(metrics) for metrics in found.metrics().values())
+    assert found.ideal_samples == []
+
+
+def test_the_base_is_without_adapters_and_other_models_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In samples, in beams and in the draws for the gain."""
+    case, other = Case(), Case().base
+    off: list[Any] = []
+    sampled: list[tuple[bool, bool]] = []
+
+    @contextmanager
+    def as_base(self: Any) -> Iterator[None]:
+        off.append(self)
+        yield
+        off.pop()
+
+    kind = type(case.base)
+    start = kind.start
+
+    def seen(self: Any, *given: Any) -> Any:
+        sampled.append((self is case.base, self in off))
+        return start(self, *given)
+
+    monkeypatch.setattr(kind, "as_base", as_base)
+    monkeypatch.setattr(kind, "start", seen)
+    case.evaluator(measure=TextMeasure(beams=1)).evaluate({"tuned": lambda: other}, {})
+    assert set(sampled) == {(True, True), (False, False)}
+
+
+def test_the_main_process_alone_judges_beams_and_measures() -> None:
+    """One beam is measured for each context, not the samples."""
+    calls: list[Any] = []
+
+    def check(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
+        calls.append(completions)
+        return ["a" in text for text in completions]
+
+    class Lengths(Words):
+        beams = 1
+
+        def __call__(self, contexts: Any, outputs: Any, apply: Any) -> Measured:
+            calls.append(outputs)
+            return Measured({"length": np.array([[len(text) for text in row] for row in outputs])})
+
+    def work(processes: Any) -> Any:
+        made = Case(evaluation_samples=2).evaluator(check, measure=Lengths())
+        return replace(made, processes=processes).outcome("tuned", Case().other(0))
+
+    first, second = side_by_side(2, work)
+    assert first.beams is not None
+    beams = list(first.beams)
+    assert calls.count(beams) == 1
+    assert calls.count([[text] for text in beams]) == 1
+    assert len(calls) == 4, "the samples of each process, the beams, the measure"
+    assert first.measured.features["length"].tolist() == [[len(text)] for text in beams]
+    assert list(first.beam_b) == [float("a" in text) for text in beams]
+    assert (second.beams, second.beam_b, second.measured) == (first.beams, (), Measured())
+
+
+def test_the_base_does_not_score_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("what was drawn is scored again")
+
+    case = Case()
+    monkeypatch.setattr("cdpg.rollout.sampler.score_samples", refuse)
+    outcome = case.evaluator().outcome("base", case.base)
+    assert torch.equal(outcome.table("log_q"), outcome.table("log_a"))
+
+
+def test_known_samples_have_the_present_multipliers_of_moments() -> None:
+    """λ may be fitted again between two evaluations."""
+    case, cache = Case(), EvaluationCache()
+    evaluator = case.evaluator(Moment(minus_length, -3.0, 0.3))
+    before, fresh = evaluator.outcome("base", case.base, cache=cache), EvaluationCache()
+    evaluator.judge.tilt.set_multipliers([0.7])
+    known = evaluator.outcome("base", case.base, cache=cache)
+    assert torch.equal(known.table("log_p"), evaluator.outcome("base", case.base, cache=fresh).table("log_p"))
+    gap = 0.4 * torch.tensor([[-float(len(text)) for text in row] for row in known.texts], dtype=torch.float64)
+    assert torch.allclose(known.table("log_p") - before.table("log_p"), gap, atol=1e-12)
+
+
+class EndsAtB:
+    """Ends a sample with its first b, and leaves it out."""
+
+    watch = frozenset("b")
+
+    def cut(self, completion: str) -> str | None:
+        return completion.partition("b")[0] if "b" in completion else None
+
+
+def test_a_stop_rule_ends_all_samples_those_of_the_gain_too() -> None:
+    """Two samples of each context, then rounds of eight and of two: a batch of training has more than either."""
+    case = Case(evaluation_samples=2, batch_size=24, gain_draws=12)
+    found = case.evaluator(lambda prompts, completions, **_: ["a" in text for text in completions], stop=EndsAtB())
+    evaluation = found.evaluate({"tuned": lambda: case.other(0)}, {})
+    assert evaluation is not None
+    drawn = [record["completion"] for record in evaluation.ideal_samples]
+    samples = [text for name in ("base", "tuned") for row in evaluation.outcomes[name].texts for text in row]
+    assert len(drawn) == 18
+    assert "b" not in "".join(drawn + samples)
+    plain = case.evaluator(lambda prompts, completions, **_: ["a" in text for text in completions]).evaluate({}, {})
+    assert plain is not None
+    texts = [record["completion"] for record in plain.ideal_samples]
+    assert any("b" in text.rpartition("a")[0] for text in texts)
 
 
 # Beams.

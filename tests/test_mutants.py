@@ -272,15 +272,20 @@ def test_tests_that_noticed_an_edit_of_the_function_go_first() -> None:
     from patching import Edit
     from trials import Noticing, Trial
 
-    def trial(function: str) -> Trial:
-        return Trial("name", (Edit("f", function, "", 1),), {"quick": 0.1, "slow": 1.0, "slower": 1.1})
+    def trial(function: str, file: str = "file") -> Trial:
+        return Trial("name", (Edit(file, function, "", 1),), {"quick": 0.1, "slow": 1.0, "slower": 1.1})
 
     noticing = Noticing()
     assert noticing.order(trial("f")) == ["quick", "slow", "slower"]
     for _ in range(9):
         noticing.count(trial("f"), ["quick", "slow", "slower"], "slower")
     assert noticing.order(trial("f")) == ["slower", "quick", "slow"]
-    assert noticing.order(trial("g")) == ["quick", "slow", "slower"]
+    assert noticing.order(trial("g")) == ["slower", "quick", "slow"], "of the same file"
+    for _ in range(9):
+        noticing.count(trial("g"), ["slower", "quick", "slow"], "quick")
+    assert noticing.order(trial("g")) == ["quick", "slower", "slow"]
+    assert noticing.order(trial("f")) == ["slower", "quick", "slow"]
+    assert noticing.order(trial("f", "other")) == ["quick", "slow", "slower"]
 
 
 def test_a_mutant_meets_the_tests_that_run_its_lines_quick_ones_first() -> None:
@@ -306,6 +311,14 @@ def test_a_mutant_meets_the_tests_of_its_module_first() -> None:
         "tests/test_f.py::1",
         "tests/test_other.py::1",
     ]
+
+
+def test_a_mutant_meets_the_tests_by_value_of_its_folder_first() -> None:
+    seconds = {"tests/test_other.py::1": 0.1, "tests/test_target.py::1": 0.5, "tests/test_f.py::2": 4.0}
+    file = "src/cdpg/target/f.py"
+    lines = CoverageMap(seconds, {test: {test} for test in seconds}, {(file, 1): set(seconds)})
+    expected = ["tests/test_target.py::1", "tests/test_f.py::2", "tests/test_other.py::1"]
+    assert lines.tests_of(file, [1], limit=5) == expected
 
 
 def test_a_mutant_meets_tests_of_all_files() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,18 @@ import torch
 from transformers import TrainerCallback
 
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.contexts.digests import prompt_digests
+from cdpg.evaluation.metrics import POOLED
+from cdpg.evaluation.policy_evaluations import PolicyEvaluations
 from cdpg.models.scoring import score_samples
 from cdpg.report import write_report
 from cdpg.rollout.sampler import Sampler
 from cdpg.storage.jsonl import read_jsonl
 from enumeration import contexts_of, tabular
+from evaluated import Case, Counted, Said, small_blocks
+from side_by_side import side_by_side
 from unpainted import is_one_of_a_kind, painted_if
+from values import differences
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
 
@@ -118,3 +126,55 @@ def test_without_any_evaluation_there_is_still_a_report(tmp_path: Path, asked: l
     assert not (tmp_path / "evaluation.json").exists()
     with painted_if(is_one_of_a_kind):
         assert write_report([tmp_path], tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_lines_and_the_final_evaluation_beside_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of nine contexts along the run: a block of four counts at the end, too, the half one is evaluated anew."""
+    small_blocks(monkeypatch)
+    case = Case(evaluation_contexts=6)
+    stops, said, policy = Counted(), Said(), case.other(0)
+    evaluator = case.evaluator(tuned_on=frozenset(prompt_digests(case.given()[5:8])))
+    evaluations = PolicyEvaluations(evaluator, policy, {"task": "x"})
+    assert evaluations.seconds_per_context is None
+
+    def line(epoch: int, metrics: Any) -> dict[str, Any]:
+        return {
+            "epoch": epoch, "samples": 24 * epoch, "contexts": 6, "contexts_tuned_on": 1, "samples_per_context": 5,
+            "metrics": metrics,
+        }  # fmt: skip
+
+    started = time.perf_counter()
+    found = evaluations.after_epoch(0, stops)
+    assert found["seconds"] < time.perf_counter() - started
+    assert evaluations.seconds_per_context == found.pop("seconds") / 6 > 0
+    assert differences(found, line(0, case.expected({}, 6).metrics("base"))) == []
+    assert stops.calls == 2 + 4, "before every block, and before every round of samples of the ideal model"
+    for epoch in (1, 3):
+        expected = case.expected({"tuned": policy}, 6)
+        found = evaluations.after_epoch(epoch, stops)
+        assert evaluations.seconds_per_context == found.pop("seconds") / 6 > 0
+        base = {"base": {POOLED: expected.metrics("base")[POOLED]}}
+        assert differences(found, line(epoch, expected.metrics("tuned")) | base) == []
+        with torch.no_grad():
+            next(iter(policy.module.parameters())).mul_(0.5)
+    expected, before = case.expected({"tuned": policy}), stops.calls
+    final = evaluations.at_end(said, stops)
+    assert final is not None
+    assert final.about == {"task": "x", "of_saved_model": False}
+    names = {"base": "base", "tuned": "tuned"}
+    whole = final.to_mapping(names)
+    assert {name: differences(whole[name], expected.metrics(name)) for name in names} == {"base": [], "tuned": []}
+    assert stops.calls > before
+    assert said.lines[:3] == [f"evaluating base: {start} of 9 contexts" for start in (0, 4, 8)]
+
+
+def test_every_process_has_the_line_of_the_main_one() -> None:
+    case = Case(evaluation_contexts=3)
+    one, other = side_by_side(
+        2,
+        lambda processes: PolicyEvaluations(
+            replace(case.evaluator(), processes=processes), case.other(0), {}
+        ).after_epoch(1),
+    )
+    assert one == other
+    assert differences(one["metrics"], case.expected({"tuned": case.other(0)}, 3).metrics("tuned")) == []

@@ -192,6 +192,7 @@ def test_the_time_of_evaluations() -> None:
     assert evaluated_contexts(config, 100) == 4 * 64 + 2 * 36  # before, after 10, 20, 25; the others of both models
     assert evaluated_contexts(config, 100, done=10) == 3 * 64 + 2 * 36, "that after epoch 10 is still to come"
     assert evaluated_contexts(config, 100, done=11) == 2 * 64 + 2 * 36
+    assert evaluated_contexts(config.replace(epochs=29), 100, done=11) == 2 * 64 + 2 * 36, "no epoch 30"
     assert evaluated_contexts(config.replace(evaluation_contexts=70), 100) == 4 * 70 + 2 * 36, "whole blocks of 64"
     assert evaluated_contexts(config.replace(evaluation_contexts=63), 100) == 4 * 63 + 200
     assert evaluated_contexts(config, 5) == evaluated_contexts(config.replace(evaluate_at_end=False), 5) == 4 * 5

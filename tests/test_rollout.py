@@ -255,6 +255,7 @@ def test_a_sampler_of_the_base_samples_the_base_and_not_the_policy() -> None:
     assert of_base.samples.texts == collect(rollout(policy=table(2), base=table(2))).samples.texts
     assert of_base.samples.texts != collect(rollout()).samples.texts
     assert torch.equal(of_base.log_a, of_base.log_q)
+    assert rollout(engine=both).of_base(CONFIG).engine is None, "an engine draws from the policy"
 
 
 def test_without_a_known_failure_there_is_no_example() -> None:

@@ -265,3 +265,18 @@ def test_the_baseline_of_a_sample_is_the_mean_of_the_other_valid_ones() -> None:
     rewards = torch.tensor([[1.0, 3.0, math.nan], [5.0, 7.0, math.inf], [1.0, 2.0, 6.0]], dtype=torch.float64)
     valid = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
     assert leave_one_out(rewards, valid).tolist() == [[3.0, 1.0, 2.0], [0.0, 5.0, 5.0], [4.0, 3.5, 1.5]]
+
+
+def test_the_divergence_from_samples_of_another_model_by_value() -> None:
+    """KL(p, π) from samples of q: weights P/(Ẑ q), and log P/π. The policy's scores count where P > 0 alone."""
+    generator = np.random.default_rng(1)
+    log_p, log_policy, log_q = generator.normal(size=(3, 2, 5))
+    log_p[0, 1] = -math.inf
+    ratio = np.exp(log_p - log_q)
+    z = ratio.mean(axis=1, keepdims=True)
+    gap = np.where(ratio > 0, log_p - log_policy, 0.0) - np.log(z)
+    expected = (ratio / z * gap).mean(axis=1)
+    log_policy[0, 1] = math.nan
+    given = [torch.from_numpy(numbers) for numbers in (log_p, log_policy, log_q)]
+    found = kl_target_policy(given[0], given[1], torch.ones(2, 5, dtype=torch.bool), 0.0, given[2])
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-12)

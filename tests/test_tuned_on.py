@@ -15,7 +15,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.cli import app
 from cdpg.cli.output import plan
 from cdpg.cli.tables import with_interval
-from cdpg.evaluation.held_out import contexts_in_words, on_few, warning
+from cdpg.evaluation.held_out import contexts_in_words, on_few, on_gain, warning
 from cdpg.jobs.job import Job
 from cdpg.storage.card import card
 from cdpg.storage.json_files import read_json
@@ -217,3 +217,20 @@ def test_a_plan_without_an_evaluation_mentions_none(
     for settings in ({"evaluate_every": 0}, {"evaluate_at_end": False}):
         assert said(**settings) == ("evaluation on 2 contexts that the model was tuned on", same)
     assert said(to_tune=False, **none)[1] == same, "cdpg evaluate evaluates all the same"
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"contexts": 9, "contexts_with_gain": 9}, ""),
+        ({"contexts": 9, "contexts_with_gain": 10}, ""),
+        ({"contexts": 9}, ""),
+        ({"contexts_with_gain": 3}, ""),
+        (
+            {"contexts": 2000, "contexts_with_gain": 1999},
+            "the gain is that of 1,999 of the 2,000 contexts, those with a sample of the ideal model",
+        ),
+    ],
+)
+def test_over_which_contexts_the_gain_is_a_mean(record: dict[str, int], words: str) -> None:
+    assert on_gain(record) == words

@@ -33,10 +33,8 @@ from reference.randomness import shuffled
 from reference.target import divided
 from reference.training import Run, train
 from shown import Page, figures_seen, matches, numbers, points
-from values import METHODS
+from values import EXACT, METHODS, differences, without
 
-EXACT = 1e-7
-"""Relative to the number, or to 1 if that is more; everything is computed in float64."""
 PER_EPOCH = 24
 """Samples: 4 contexts, 6 of each."""
 UNPREDICTABLE = ("command", "versions", "task", "of_saved_model")
@@ -165,27 +163,6 @@ def runs(request: pytest.FixtureRequest) -> Expected:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def differences(found: Any, expected: Any, path: str = "") -> list[str]:
-    """Where two values of JSON are not the same, to rounding."""
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        odd = [
-            f"{path}/{key}: only {'found' if key in found else 'expected'}" for key in found.keys() ^ expected.keys()
-        ]
-        both = sorted(found.keys() & expected.keys(), key=str)
-        return odd + [text for key in both for text in differences(found[key], expected[key], f"{path}/{key}")]
-    if isinstance(expected, list) and isinstance(found, list):
-        odd = [f"{path}: {len(found)} found, {len(expected)} expected"] if len(found) != len(expected) else []
-        pairs = enumerate(zip(found, expected, strict=False))
-        return odd + [text for place, pair in pairs for text in differences(*pair, f"{path}/{place}")]
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, expected))
-    same = abs(found - expected) <= EXACT * max(1.0, abs(expected)) if numbers else found == expected
-    return [] if same else [f"{path}: {found!r} found, {expected!r} expected"]
-
-
-def without(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in keys}
 
 
 # --- training ---

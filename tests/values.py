@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ TECHNICAL = {
 OF_TWO = {"log_samples": 5, "seed": 16, "epochs": 4, "evaluation_contexts": 5}
 """What differs in the runs of two processes, which also have fewer contexts held out."""
 FEW = HELD_OUT[:9]
+EXACT = 1e-7
+"""Relative to the number, or to 1 if that is more; everything is computed in float64."""
 
 
 def settings(method: str, **changes: Any) -> Settings:
@@ -86,7 +89,15 @@ def prepare(folder: Path) -> None:
 
 
 def write_model(folder: Path) -> None:
-    """An OPT model without layers: embeddings of tokens and positions, and a head. Nothing else is in between."""
+    for part in make_model():
+        part.save_pretrained(folder)
+
+
+def make_model() -> tuple[Any, Any]:
+    """A tokenizer, and an OPT model without layers: embeddings of tokens and positions, and a head.
+
+    Nothing else is in between.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
@@ -94,7 +105,7 @@ def write_model(folder: Path) -> None:
     words = {"<e>": 0, **{letter: 1 + place for place, letter in enumerate(LETTERS)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<e>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<e>", pad_token="<e>").save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<e>", pad_token="<e>")
     config = OPTConfig(
         vocab_size=5, hidden_size=4, word_embed_proj_dim=4, num_hidden_layers=0, num_attention_heads=1, ffn_dim=4,
         max_position_embeddings=24, do_layer_norm_before=False, tie_word_embeddings=False, eos_token_id=0,
@@ -105,7 +116,7 @@ def write_model(folder: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.from_numpy(generator.normal(0.0, 0.7, parameter.shape)))
-    model.save_pretrained(folder)
+    return fast, model
 
 
 def named(tensors: dict[str, Any], prefix: str = "") -> Parameters:
@@ -124,6 +135,27 @@ NAMES = {
 def read_model(folder: Path) -> Parameters:
     """A model's folder as the reference takes it."""
     return named(load_file(folder / "model.safetensors"))
+
+
+def differences(found: Any, expected: Any, path: str = "") -> list[str]:
+    """Where two values of JSON are not the same, to rounding."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        odd = [
+            f"{path}/{key}: only {'found' if key in found else 'expected'}" for key in found.keys() ^ expected.keys()
+        ]
+        both = sorted(found.keys() & expected.keys(), key=str)
+        return odd + [text for key in both for text in differences(found[key], expected[key], f"{path}/{key}")]
+    if isinstance(expected, list) and isinstance(found, list):
+        odd = [f"{path}: {len(found)} found, {len(expected)} expected"] if len(found) != len(expected) else []
+        pairs = enumerate(zip(found, expected, strict=False))
+        return odd + [text for place, pair in pairs for text in differences(*pair, f"{path}/{place}")]
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, expected))
+    same = abs(found - expected) <= EXACT * max(1.0, abs(expected)) if numbers else found == expected
+    return [] if same else [f"{path}: {found!r} found, {expected!r} expected"]
+
+
+def without(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in keys}
 
 
 def command(name: str, folder: Path, held_out: str, *words: str, **changes: Any) -> list[str]:

@@ -51,11 +51,12 @@ TESTS = tuple(
         "adapters adding_a_method applicability checkpoints divergences diversity engine estimators evaluate evaluation"
         " evaluator exact exact_gradient head ideal_samples methods models moments optimization outcome"
         " outcome_figures policy_evaluations pooled precision preflight progress proposal pruning records replay"
-        " rivals rollout sampling scoring set_aside target tilted tilted_replay tuned_on validation values ziegler"
+        " results rivals rollout sampling scoring set_aside target tilted tilted_replay tuned_on validation values"
+        " ziegler"
     ).split()
 )
 """The test files that notice in one process: a mutant does not reach the processes that a test starts."""
-MORE = 8
+MORE = 4
 """How many times longer are the tests that a mutant meets which has lived."""
 REQUIRED = 0.9
 """The share of the mutants that must be noticed."""
@@ -114,6 +115,7 @@ def try_mutants(
             lived.append(by_name[result.name])
         else:
             show(result, failed, mutants[result.name], scores, given.verbose)
+    say(f"{len(lived)} of {len(trials)} meet more tests; {minutes()}")
     more = with_more_tests(lived, mutants, lines, MORE * given.seconds)
     for result, failed in run_trials(collected, more, given.workers):
         show(result, failed, mutants[result.name], scores, given.verbose)

@@ -14,6 +14,17 @@ import coverage
 import pytest
 from fault_list import ROOT
 
+BY_VALUE = {
+    f"src/cdpg/{folder}/": f"tests/test_{name}.py::"
+    for folder, name in {
+        "evaluation": "results",
+        "rollout": "rollout",
+        "methods": "methods",
+        "target": "target",
+    }.items()
+}
+"""Tests that compare all numbers of a folder, in little time."""
+
 
 @dataclass
 class CoverageMap:
@@ -30,7 +41,7 @@ class CoverageMap:
         return sum(self.seconds.get(context, 0.0) for context in contexts)
 
     def tests_of(self, file: str, lines: Sequence[int], limit: float) -> list[str]:
-        """Tests that run one of the lines: those of ``tests/test_MODULE.py`` first, then others.
+        """Tests that run one of the lines: those of ``tests/test_MODULE.py`` and by value first, then others.
 
         Either may take ``limit`` seconds in all. For half of that time the others are the quickest. The rest are of all
         files of tests in turn: a line that many tests run may be noticed by those of one file alone.
@@ -44,7 +55,7 @@ class CoverageMap:
             group = test.partition("::")[0]
             in_turn.append((before[group], place, test))
             before[group] += 1
-        own = [test for test in quick if test.startswith(f"tests/test_{Path(file).stem}.py::")]
+        own = [test for test in quick if test.startswith(_own_files(file))]
         chosen: dict[str, None] = {}
         paid: set[str] = set()
 
@@ -81,6 +92,12 @@ class CoverageMap:
             {test: set(names) for test, names in contexts.items()},
             {(file, line): set(names) for file, line, names in lines},
         )
+
+
+def _own_files(file: str) -> tuple[str, ...]:
+    """How the names of tests start that a file's mutants meet first."""
+    by_value = (tests for folder, tests in BY_VALUE.items() if file.startswith(folder))
+    return (f"tests/test_{Path(file).stem}.py::", *by_value)
 
 
 class Recorder:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LIBRARIES = (
     "accelerate", "hypothesis", "peft", "pytest", "rich.progress", "tokenizers", "torch", "torch._dynamo",
     "torch.utils.checkpoint", "transformers", "transformers.models.auto.modeling_auto",
-    "transformers.models.gpt_neo.modeling_gpt_neo", "typer",
+    "transformers.models.gpt_neo.modeling_gpt_neo", "transformers.models.opt.modeling_opt", "typer",
 )  # fmt: skip
 """What most tests load, beside what ``conftest.py`` and ``tiny.py`` do."""
 

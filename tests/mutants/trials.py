@@ -29,32 +29,36 @@ class Trial:
 
 
 class Noticing:
-    """How often each test noticed an edit of a function: those that often do, for their time, go first."""
+    """How often each test noticed an edit: those that often do, for their time, go first.
+
+    What counts is how often it noticed one of the same function and, before that is known, of the same file.
+    """
 
     def __init__(self) -> None:
         self._tried: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._noticed: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def order(self, trial: Trial) -> list[str]:
-        tried, noticed = self._tried[self._place(trial)], self._noticed[self._place(trial)]
-
         def promise(test: str) -> float:
-            share = (noticed[test] + 0.3) / (tried[test] + 1)
-            return share / (trial.tests[test] + 0.02)
+            share = 0.3
+            for place in self._places(trial):
+                share = (self._noticed[place][test] + share) / (self._tried[place][test] + 1)
+            return share / (trial.tests[test] + 0.1)
 
         return sorted(trial.tests, key=lambda test: (-promise(test), test))
 
     def count(self, trial: Trial, order: Sequence[str], failed: str | None) -> None:
-        place = self._place(trial)
-        for test in order:
-            self._tried[place][test] += 1
-            if test == failed:
-                self._noticed[place][test] += 1
-                break
+        for place in self._places(trial):
+            for test in order:
+                self._tried[place][test] += 1
+                if test == failed:
+                    self._noticed[place][test] += 1
+                    break
 
     @staticmethod
-    def _place(trial: Trial) -> str:
-        return f"{trial.edits[0].file} {trial.edits[0].function}"
+    def _places(trial: Trial) -> tuple[str, str]:
+        edit = trial.edits[0]
+        return edit.file, f"{edit.file} {edit.function}"
 
 
 def run_trials(collected: Collected, trials: Iterable[Trial], workers: int) -> Iterator[tuple[Result, str | None]]:

@@ -161,8 +161,8 @@ class Evaluator:
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(name, model, source, outcome, cache)
-            gains[name] = self._gain(name, model, ideal, cache)
-        gains[BASE] = self._gain(BASE, self.base, ideal, cache)
+            gains |= {name: self._gain(name, model, ideal, cache)} if ideal else {}
+        gains |= {BASE: self._gain(BASE, self.base, ideal, cache)} if ideal else {}
         # They are written with the figures of all contexts only, and the processes would send all texts each time.
         drawn = [record for part in ideal for record in part.records(self.processes)] if limit is None else []
         if not self.processes.is_main:
@@ -172,7 +172,7 @@ class Evaluator:
         if ideal and self.judge.tilt.factors:
             numbers = torch.cat([part.effective_numbers(self.judge.tilt.coefficients) for part in ideal])
             about = {**about, GAIN_ESS: float(numbers[numbers > 0].mean())} if bool((numbers > 0).any()) else about
-        found = Evaluation.of(outcomes, scores, self.config, about, tuned_on, *own, gains=gains if ideal else None)
+        found = Evaluation.of(outcomes, scores, self.config, about, tuned_on, *own, gains=gains)
         return replace(found, ideal_samples=drawn)
 
     def _ideal_samples(
@@ -204,7 +204,7 @@ class Evaluator:
                 log_policy = part.log_policy(model, self.config.tokens_per_pass)
                 cache.gains[key] = part.figures(log_policy, self.processes, coefficients)
             found.append(cache.gains[key])
-        return torch.cat(found, dim=1) if found else torch.zeros(2, 0, dtype=torch.float64)
+        return torch.cat(found, dim=1)
 
     def count_tuned_on(self, limit: int | None = None) -> int | None:
         """How many of the first ``limit`` contexts, or of all, have a prompt that was tuned on; None if not known."""
@@ -365,9 +365,7 @@ def _together(parts: Sequence[_Part]) -> Measured:
     return Measured(
         features={name: features(name) for name in names},
         corpus={name: Statistic(terms(name), statistic.of) for name, statistic in statistics.items()},
-        remarks={name: [row for block in blocks for row in block.remarks[name]] for name in blocks[0].remarks}
-        if blocks
-        else {},
+        remarks={name: [row for block in blocks for row in block.remarks[name]] for name in blocks[0].remarks},
         frequencies={name: sum((block.frequencies[name] for block in blocks), Counter()) for name in counters},
     )
 

@@ -82,8 +82,7 @@ def per_output(outputs: Sequence[Sequence[str]], feature: Callable[[str], float]
 
 def table_of(values: Iterable[float | None], outputs: Sequence[Sequence[str]]) -> Array:
     """A number for each output, one after the other, as ``[context, output]``; NaN for None."""
-    numbers = [np.nan if value is None else value for value in values]
-    return np.array(numbers, dtype=np.float64).reshape(len(outputs), -1)
+    return np.array(list(values), dtype=np.float64).reshape(len(outputs), -1)  # NumPy makes NaN of None
 
 
 def distinct_2(text: str) -> float:

@@ -20,7 +20,7 @@ def pass_at_k(satisfying: Array, valid: Array) -> dict[int, Array]:
     while k <= min(MOST, satisfying.shape[1]):
         none = np.ones(len(n))
         for place in range(k):
-            none = none * np.clip(n - c - place, 0, None) / np.maximum(n - place, 1)
+            none = none * (n - c - place) / np.maximum(n - place, 1)  # 0 from the place n - c on
         found[k] = np.where(n >= k, 1 - none, np.nan)
         k *= 2
     return found
