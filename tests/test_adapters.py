@@ -60,13 +60,13 @@ def log_a(trainer: CDPGTrainer, samples: Any) -> Tensor:
     ("family", "settings", "copied"),
     [
         ("llama", {}, False),
-        ("llama", {"init_lora_weights": False}, False),
+        pytest.param("llama", {"init_lora_weights": False}, False, marks=pytest.mark.exhaustive),
         ("llama", {"modules_to_save": ["lm_head"]}, False),
-        ("llama", {"bias": "all"}, False),  # which has none
+        pytest.param("llama", {"bias": "all"}, False, marks=pytest.mark.exhaustive),  # which has none
         ("llama", {"init_lora_weights": "pissa"}, True),
-        ("llama", {"init_lora_weights": "olora"}, True),
+        pytest.param("llama", {"init_lora_weights": "olora"}, True, marks=pytest.mark.exhaustive),
         ("qwen2", {"bias": "all"}, True),
-        ("qwen2", {"bias": "lora_only"}, True),
+        pytest.param("qwen2", {"bias": "lora_only"}, True, marks=pytest.mark.exhaustive),
     ],
 )
 def test_log_a_is_that_of_the_model_before_its_adapters(

@@ -52,6 +52,7 @@ def hooks() -> ModuleType:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the documentation's packages want Python 3.11")
+@pytest.mark.exhaustive
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -175,7 +175,10 @@ def enumerated(constraint: Any, context: int) -> tuple[dict[str, float], dict[st
     return dict(zip(names, policy, strict=True)), target, dict(zip(names, base, strict=True))
 
 
-@pytest.mark.parametrize(("constraint", "bound", "number"), [(has_a, 0.02, 800), (has_a, 0.3, 2000), (soft, 0.1, 2000)])
+@pytest.mark.parametrize(
+    ("constraint", "bound", "number"),
+    [(has_a, 0.02, 800), pytest.param(has_a, 0.3, 2000, marks=pytest.mark.exhaustive), (soft, 0.1, 2000)],
+)
 def test_many_samples_are_of_p_beta(constraint: Any, bound: float, number: int) -> None:
     """Of the smallest bound they are fewer: one sample of forty is accepted."""
     found = make(constraint).sample("q", number=number, bound=bound)

@@ -415,7 +415,10 @@ def test_no_logged_sample_is_a_beginning(tmp_path: Path) -> None:
         assert (record["token_ids"], record["b"]) == (full["token_ids"], full["b"])
 
 
-@pytest.mark.parametrize("settings", [{}, {"control_variate": True, "partition": "pooled"}])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.exhaustive), {"control_variate": True, "partition": "pooled"}],
+)
 def test_a_resumed_run_with_workers_repeats_itself(settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**settings, "batch_size": 30}
     whole = train(tmp_path / "whole", **settings)

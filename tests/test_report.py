@@ -496,7 +496,8 @@ def test_hostile_text_in_csv(poisoned: Path) -> None:
                 assert not cell.lstrip().startswith(("=", "@")) and not set(UNSEEN) & set(cell)
 
 
-@pytest.mark.parametrize("part", ["evaluation.json", pytest.param("", marks=pytest.mark.exhaustive, id="all")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", ["evaluation.json", pytest.param("", id="all")])
 def test_hostile_text_in_figures(part: str, poisoned: Path, tmp_path: Path) -> None:
     """Those of one run's evaluation, whose texts name figures and bars, or all of two runs."""
     folder = poisoned

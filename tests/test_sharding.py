@@ -97,7 +97,8 @@ def test_divided_weights_are_tuned_as_whole_ones(
     one, many = tmp_path / "one", tmp_path / "many"
     for name in names:
         sharded_run.trainer(models, one / name, name, "none").train()
-    sharded_run.half(one / "llama", many / "half" / "llama-whole")
+    if len(names) > 1:
+        sharded_run.half(one / "llama", many / "half" / "llama-whole")
     result = launch(count, tmp_path, str(models), str(many), *names)
     assert result.returncode == 0, result.stderr[-5000:]
     for name, (family, settings) in ((name, RUNS[name]) for name in names):
@@ -114,7 +115,8 @@ def test_divided_weights_are_tuned_as_whole_ones(
         assert (many / "llama" / file).read_bytes() == (again / file).read_bytes()
         first, second = load_file(one / "llama" / file), load_file(many / "llama" / file)
         assert largest_difference_of(first, second) < (1e-5 if name != "optimizer" else 1e-3)
-    assert_same_run(one / "llama", many / "half" / "llama-whole", resumed=True)
+    if len(names) > 1:
+        assert_same_run(one / "llama", many / "half" / "llama-whole", resumed=True)
     back = sharded_run.half(many / "llama", tmp_path / "back")
     sharded_run.trainer(models, back, "llama", "none").train(resume_from_checkpoint=True)
     assert_same_run(one / "llama", back, resumed=True)

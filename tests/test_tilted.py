@@ -164,6 +164,7 @@ MANY = [{"prompt": f"prompt {i}"} for i in range(9)]
 """So many that some can be used for validation."""
 
 
+@pytest.mark.exhaustive
 def test_a_run_comes_to_the_target(tmp_path: Path) -> None:
     """λ is estimated, so the moment and KL(p, π) are compared with those of the exact target, within its noise."""
     made = trainer(

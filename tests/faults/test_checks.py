@@ -137,7 +137,7 @@ def judged(constraint: Callable[..., Any], texts: Sequence[str], limits: Limits)
     return replace(first, b=b, failures=failures, exhausted=first.exhausted + again.exhausted)
 
 
-@pytest.mark.parametrize("constraint", ordinary(CONSTRAINTS, *CONSTRAINTS[:3]), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("constraint", ordinary(CONSTRAINTS, *CONSTRAINTS[0:3:2]), ids=lambda one: one.__name__)
 def test_bad_inputs_get_a_verdict(constraint: Callable[..., Any]) -> None:
     with unharmed(QUICK):
         verdicts = judged(constraint, list(BAD.values()), QUICK)
