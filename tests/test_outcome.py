@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
 from cdpg.evaluation.measures import Measured
 from cdpg.evaluation.outcome import (
@@ -23,8 +24,10 @@ from cdpg.evaluation.outcome import (
     token_ranks,
     without_token_scores,
 )
+from cdpg.evaluation.results import Evaluation
 from cdpg.evaluation.statistics import Array
 from cdpg.rollout.rollout import Rollout
+from cdpg.target.divergence import pool_weights
 from cdpg.target.partition import summarize_partition
 from uneven import PROMPTS, VALID, B, M, N, completions, scored, table, uneven_epoch
 
@@ -167,8 +170,8 @@ def test_the_partition_of_each_context() -> None:
 
 def test_the_ideal_model_weighs_the_base_s_samples_by_b() -> None:
     """E_p[f] = Σ b f / Σ b over valid samples, soft b and all; a sample without a figure is left out."""
-    found = ideal_means(make_outcome())
     weight = np.where(VALID, B, 0.0)
+    found = ideal_means([make_outcome()], weight)
     for c in range(N):
         if not weight[c].any():
             assert math.isnan(found["length"][c])
@@ -177,7 +180,7 @@ def test_the_ideal_model_weighs_the_base_s_samples_by_b() -> None:
         known = np.where(np.isnan(FEATURE[c]), 0.0, weight[c])
         expected = (known * np.nan_to_num(FEATURE[c])).sum() / known.sum() if known.any() else math.nan
         assert found["feature"][c] == pytest.approx(expected, nan_ok=True)
-    assert ideal_means(make_outcome(beams=True)).keys() == {"length"}
+    assert ideal_means([make_outcome(beams=True)], weight).keys() == {"length"}
 
 
 SCORE = np.random.default_rng(6).normal(size=(N, M))
@@ -211,14 +214,22 @@ def test_figures_of_a_reward_by_value() -> None:
     assert statistics_of(make_outcome(), EPSILON)["kl_target_policy"].value() != pytest.approx(np.mean(kl), rel=1e-3)
 
 
-@pytest.mark.parametrize("offset", [0.0, 900.0])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
-    """E_p[f] with p ∝ b·exp(r/β), from samples of the base: what all rewards of a context share does not matter."""
+    """E_p[f] with p ∝ a·b·exp(r/β), from a pool of two models: what all rewards of a context share does not matter.
+
+    The second model's samples are those of the first, in reverse, and it gives them another probability.
+    """
     outcome = tilted_outcome(0.5, offset)
     at_base = tuple(replace(block, log_a=block.log_q) for block in outcome.blocks)
-    found = ideal_means(replace(outcome, blocks=at_base))
+    tuned = tuple(_reversed(replace(block, log_q=block.log_q - block.b)) for block in at_base)
+    outcomes = {"base": replace(outcome, blocks=at_base), "tuned": replace(outcome, blocks=tuned)}
+    log_base = torch.cat([block.log_q for block in at_base])
+    scores = {("tuned", "base"): log_base - torch.from_numpy(B)}
+    found = Evaluation.of(outcomes, scores, CDPGConfig(device="cpu"), {}).ideal
     for c in range(N):
-        weight = np.where(VALID[c], B[c] * np.exp(SCORE[c] / 0.5), 0.0)
+        mixture = (1 + np.exp(-B[c])) / 2  # of both models, over the base
+        weight = np.where(VALID[c], B[c] * np.exp(SCORE[c] / 0.5) / mixture, 0.0)
         if not weight.any():
             assert math.isnan(found["length"][c]) and math.isnan(found["reward"][c])
             continue
@@ -226,6 +237,21 @@ def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
         assert found["reward"][c] == pytest.approx(
             (weight * SCORE[c]).sum() / weight.sum() + SIGNS[c, 0] * offset, rel=1e-9
         )
+
+
+def test_weights_of_a_pool_do_not_overflow() -> None:
+    log_p, valid = torch.from_numpy(SCORE), torch.from_numpy(VALID)
+    log_models = torch.stack([log_p.flip(1), log_p.flip(0)])
+    plain = pool_weights(log_p, log_models, valid)
+    shifted = pool_weights(log_p + 900 * torch.from_numpy(SIGNS), log_models, valid)
+    assert shifted.numpy() == pytest.approx(plain.numpy(), rel=1e-9, nan_ok=True)
+    assert plain[JUDGED].sum(dim=1).tolist() == pytest.approx([1.0] * int(JUDGED.sum()))
+
+
+def _reversed(block: Rollout) -> Rollout:
+    """The samples of each context in the opposite order."""
+    tables = ("b", "valid", "log_q", "log_a", "lengths", "features")
+    return replace(block, **{name: getattr(block, name).flip(1) for name in tables})
 
 
 def test_a_model_s_own_means_leave_out_failed_checks() -> None:

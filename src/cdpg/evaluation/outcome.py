@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,29 +117,27 @@ def partition_estimates(outcome: Outcome) -> list[float]:
     return estimates
 
 
-def ideal_means(base: Outcome) -> dict[str, Array]:
-    """E_{p_c}[f] of features of samples, ``[context]``, from the base's samples weighted by b: p_c ∝ a·b.
+def ideal_means(outcomes: Sequence[Outcome], weight: Array) -> dict[str, Array]:
+    """E_{p_c}[f] of features of samples, ``[context]``, from weighted samples of one or more models.
 
-    NaN if no sample of a context satisfies. Moments and rewards multiply b.
+    ``weight`` is ``[context, sample]``, of the samples of all ``outcomes``; NaN for a context without a weight.
     """
-    weight = (base.table("b") * base.table("valid")).double().numpy()
-    if any(block.is_tilted for block in base.blocks):
-        log_ratio = base.table("log_ratio")
-        peak = log_ratio.amax(dim=1, keepdim=True)
-        weight = (log_ratio - peak.where(peak > -math.inf, 0.0)).exp().numpy()
-    features = base.factors() | {"length": base.table("lengths").double().numpy()}
-    if base.beams is None:
-        features |= base.features()
-    return {name: context_means(values, weight) for name, values in features.items()}
+    tables = [_features_of_samples(outcome) for outcome in outcomes]
+    return {
+        name: context_means(np.concatenate([table[name] for table in tables], axis=1), weight) for name in tables[0]
+    }
 
 
 def model_means(outcome: Outcome) -> dict[str, Array]:
     """The same features of a model's own samples, ``[context]``."""
+    return {name: context_means(values) for name, values in _features_of_samples(outcome).items()}
+
+
+def _features_of_samples(outcome: Outcome) -> dict[str, Array]:
+    """What is known of single samples, ``[context, sample]``; NaN without a verdict."""
     lengths = outcome.table("lengths").double().masked_fill(~outcome.table("valid"), math.nan)
     features = outcome.factors() | {"length": lengths.numpy()}
-    if outcome.beams is None:
-        features |= outcome.features()
-    return {name: context_means(values) for name, values in features.items()}
+    return features | outcome.features() if outcome.beams is None else features
 
 
 def partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:

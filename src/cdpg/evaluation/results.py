@@ -47,7 +47,7 @@ from cdpg.evaluation.statistics import (
     resample,
 )
 from cdpg.messages.terms import term
-from cdpg.target.divergence import kl_target_policy_pooled
+from cdpg.target.divergence import kl_target_policy_pooled, pool_weights
 
 BASE, TUNED = "base", "tuned"
 """The names of a run's two models in ``evaluation.json``."""
@@ -63,6 +63,8 @@ class Evaluation:
 
     outcomes: Mapping[str, Outcome]
     statistics: Mapping[str, Mapping[str, Statistic]]
+    ideal: Mapping[str, Array]
+    """Means of features of samples under the ideal model, ``[context]`` each."""
     seed: int
     failures_allowed: float
     """Share of failed checks above which the figures are unreliable."""
@@ -98,13 +100,15 @@ class Evaluation:
         for found in statistics.values():
             for name in absent:
                 del found[name]
-        for name, values in _pooled(outcomes, scores).items():
-            statistics[name][POOLED] = mean_statistic(values)
+        pool = _pool(outcomes, scores)
+        for name, values in zip(outcomes, kl_target_policy_pooled(*pool), strict=True):
+            statistics[name][POOLED] = mean_statistic(values.numpy())
         for name, gain in (gains or {}).items():
             statistics[name][GAIN] = mean_statistic(gain[0].numpy())
             statistics[name][RECALL] = mean_statistic(gain[1].numpy())
         own = (own_metrics or {}, own_counts or {})
-        return cls(outcomes, statistics, config.seed, config.check_failures, about, tuned_on, *own)
+        ideal = _ideal_means(outcomes, pool)
+        return cls(outcomes, statistics, ideal, config.seed, config.check_failures, about, tuned_on, *own)
 
     def metrics(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """Every metric of every model with its interval."""
@@ -205,10 +209,9 @@ class Evaluation:
             )
 
     def ideal_factors(self) -> dict[str, dict[str, float | None]]:
-        """The means of the target's moments and rewards under the ideal model, from the base's weighted samples."""
-        means, resamples = ideal_means(self.outcomes[BASE]), self._resamples()
-        names = self.outcomes[BASE].factors()
-        return {name: interval(mean_statistic(means[name]), resamples).to_mapping() for name in names}
+        """The means of the target's moments and rewards under the ideal model."""
+        resamples, names = self._resamples(), self.outcomes[BASE].factors()
+        return {name: interval(mean_statistic(self.ideal[name]), resamples).to_mapping() for name in names}
 
     def _on_references(self) -> Iterator[str]:
         """A notice on contexts without a reference, if others have one."""
@@ -277,15 +280,15 @@ class Evaluation:
         }
 
     def _against_ideal(self, names: Mapping[str, str]) -> dict[str, Any]:
-        resamples, ideal = self._resamples(), ideal_means(self.outcomes[BASE])
+        resamples = self._resamples()
         versus: dict[str, Any] = {}
         for name, shown in names.items():
             means = model_means(self.outcomes[name])
             versus[shown] = {
                 metric: interval(_ratio_where_both(means[metric], values), resamples).to_mapping()
-                for metric, values in ideal.items()
+                for metric, values in self.ideal.items()
             }
-        figures = {name: interval(mean_statistic(values), resamples).to_mapping() for name, values in ideal.items()}
+        figures = {name: interval(mean_statistic(mean), resamples).to_mapping() for name, mean in self.ideal.items()}
         return {"ideal": figures, "versus_ideal": versus}
 
     def _pass_at_k(self, names: Mapping[str, str]) -> dict[str, Any]:
@@ -326,8 +329,20 @@ def _ratio_where_both(model: Array, ideal: Array) -> Statistic:
     return Statistic(np.where(both[:, None], np.stack([model, ideal], axis=1), 0.0), quotient)
 
 
-def _pooled(outcomes: Mapping[str, Outcome], scores: Scores) -> dict[str, Array]:
-    """KL(p_c, π_k) of every model, ``[context]``, from the pool of all samples of all models."""
+def _ideal_means(outcomes: Mapping[str, Outcome], pool: tuple[Tensor, Tensor, Tensor]) -> dict[str, Array]:
+    """Means under the ideal model: from the base's satisfying samples, which are exact samples of it.
+
+    With moments or rewards they are not, and the outputs that become frequent may be rare in the base. Then the pool's
+    samples are weighted.
+    """
+    base = outcomes[BASE]
+    if any(block.is_tilted for block in base.blocks):
+        return ideal_means(list(outcomes.values()), pool_weights(*pool).numpy())
+    return ideal_means([base], (base.table("b") * base.table("valid")).double().numpy())
+
+
+def _pool(outcomes: Mapping[str, Outcome], scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    """All samples of all models: log P_c ``[context, pool]``, log π_k ``[model, context, pool]``, who has a verdict."""
     log_p, valid = [], []
     log_models: dict[str, list[Tensor]] = {name: [] for name in outcomes}
     for source, outcome in outcomes.items():
@@ -337,6 +352,5 @@ def _pooled(outcomes: Mapping[str, Outcome], scores: Scores) -> dict[str, Array]
         for name in outcomes:
             own = log_q if name == source else log_a if name == BASE else scores[name, source]
             log_models[name].append(own)
-    table = torch.stack([torch.cat(parts, dim=1) for parts in log_models.values()])  # [model, context, pool]
-    divergences = kl_target_policy_pooled(torch.cat(log_p, dim=1), table, torch.cat(valid, dim=1))
-    return {name: values.numpy() for name, values in zip(outcomes, divergences, strict=True)}
+    table = torch.stack([torch.cat(parts, dim=1) for parts in log_models.values()])
+    return torch.cat(log_p, dim=1), table, torch.cat(valid, dim=1)

@@ -82,10 +82,19 @@ def kl_target_policy_pooled(log_target: Tensor, log_models: Tensor, valid: Tenso
     ``log_target`` and ``valid`` are ``[context, pool]``, ``log_models`` is ``[model, context, pool]`` and may hold
     anything where P_c = 0; the result is ``[model, context]``.
     """
+    log_ratio = _log_ratio_to_mixture(log_target, log_models, valid)
+    log_z = log_partition(log_ratio, valid)
+    gap = (log_target - log_z[:, None] - log_models).where(log_ratio > -math.inf, torch.zeros_like(log_models))
+    return (log_ratio.softmax(dim=1) * gap).sum(dim=2)  # softmax is NaN where no sample satisfies
+
+
+def pool_weights(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:
+    """P_c/q̄ of each sample of such a pool, normalised in each context, ``[context, pool]``; NaN if none satisfies."""
+    return _log_ratio_to_mixture(log_target, log_models, valid).softmax(dim=1)
+
+
+def _log_ratio_to_mixture(log_target: Tensor, log_models: Tensor, valid: Tensor) -> Tensor:
+    """log P_c/q̄, ``[context, pool]``; −∞ where P_c = 0."""
     log_mixture = log_models.logsumexp(dim=0) - torch.tensor(float(len(log_models)), dtype=log_models.dtype).log()
     counts = valid & (log_target > -math.inf)
-    log_ratio = (log_target - log_mixture).masked_fill(~counts, -math.inf)
-    log_z = log_partition(log_ratio, valid)
-    weight = (log_ratio - log_ratio.logsumexp(dim=1, keepdim=True)).exp()
-    gap = (log_target - log_z[:, None] - log_models).where(counts, torch.zeros_like(log_models))
-    return (weight * gap).sum(dim=2).masked_fill(log_z == -math.inf, math.nan)
+    return (log_target - log_mixture).masked_fill(~counts, -math.inf)
