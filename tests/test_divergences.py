@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.methods.base import SampleLoss
 from cdpg.methods.cdpg import CDPG
-from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others, normalised
+from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others, normalised, refuse_zeros
 from cdpg.target.f_divergences import Divergence, amari, pseudo_reward
 from cdpg.target.target import log_target
 from enumeration import MAX_LENGTH, Universe, contexts_of, flat_gradient, relative_error, shared, tabular
+from uneven import table, uneven_epoch
 
 ALPHA = 0.3
 
@@ -220,6 +222,15 @@ def test_the_reverse_kl_comes_to_a_target_with_a_reward(tmp_path: Path) -> None:
         float(EXACT["reverse_kl"](log_p, one).mean()) for one in (log_a, universe.log_prob(trainer.policy))
     )
     assert after < 0.1 * before
+
+
+def test_zeros_are_counted_where_there_is_a_verdict() -> None:
+    """Of thirteen samples with a verdict seven have b = 0; a sample whose check failed may have any b."""
+    rollout = uneven_epoch(table(1), table(2))
+    with pytest.raises(UserError, match="and 7 of 13 samples have"):
+        refuse_zeros(rollout)
+    refuse_zeros(replace(rollout, b=rollout.b.where(~rollout.valid, 0.5)))
+    refuse_zeros(replace(rollout, b=rollout.b.where(~rollout.valid, 1.0).where(rollout.valid, 0.0)))
 
 
 def test_the_reverse_kl_is_refused_where_b_can_be_0(tmp_path: Path) -> None:
