@@ -218,11 +218,13 @@ def test_figures_of_a_reward_by_value() -> None:
 def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
     """E_p[f] with p ∝ a·b·exp(r/β), from a pool of two models: what all rewards of a context share does not matter.
 
-    The second model's samples are those of the first, in reverse, and it gives them another probability.
+    The second model's samples are those of the first, in reverse and a token longer, with another probability.
     """
     outcome = tilted_outcome(0.5, offset)
     at_base = tuple(replace(block, log_a=block.log_q) for block in outcome.blocks)
-    tuned = tuple(_reversed(replace(block, log_q=block.log_q - block.b)) for block in at_base)
+    tuned = tuple(
+        _reversed(replace(block, log_q=block.log_q - block.b, lengths=block.lengths + 1)) for block in at_base
+    )
     outcomes = {"base": replace(outcome, blocks=at_base), "tuned": replace(outcome, blocks=tuned)}
     log_base = torch.cat([block.log_q for block in at_base])
     scores = {("tuned", "base"): log_base - torch.from_numpy(B)}
@@ -233,7 +235,7 @@ def test_the_ideal_model_of_a_reward_of_any_scale(offset: float) -> None:
         if not weight.any():
             assert math.isnan(found["length"][c]) and math.isnan(found["reward"][c])
             continue
-        assert found["length"][c] == pytest.approx((weight * LENGTHS[c]).sum() / weight.sum(), rel=1e-9)
+        assert found["length"][c] == pytest.approx((weight * LENGTHS[c]).sum() / weight.sum() + 0.5, rel=1e-9)
         assert found["reward"][c] == pytest.approx(
             (weight * SCORE[c]).sum() / weight.sum() + SIGNS[c, 0] * offset, rel=1e-9
         )

@@ -338,7 +338,7 @@ def _ideal_means(outcomes: Mapping[str, Outcome], pool: tuple[Tensor, Tensor, Te
     base = outcomes[BASE]
     if any(block.is_tilted for block in base.blocks):
         return ideal_means(list(outcomes.values()), pool_weights(*pool).numpy())
-    return ideal_means([base], (base.table("b") * base.table("valid")).double().numpy())
+    return ideal_means([base], base.table("b").double().numpy())  # features are NaN where there is no verdict
 
 
 def _pool(outcomes: Mapping[str, Outcome], scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
