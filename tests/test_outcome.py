@@ -250,6 +250,16 @@ def test_weights_of_a_pool_do_not_overflow() -> None:
     assert plain[JUDGED].sum(dim=1).tolist() == pytest.approx([1.0] * int(JUDGED.sum()))
 
 
+def test_a_model_s_score_does_not_matter_where_the_target_is_0() -> None:
+    log_p, valid = torch.from_numpy(SCORE.copy()), torch.from_numpy(VALID)
+    log_p[0, 0] = -math.inf
+    log_models = torch.stack([log_p.flip(1), log_p.flip(0)]).clamp(min=-5.0)
+    expected = pool_weights(log_p, log_models, valid)
+    log_models[:, 0, 0] = math.nan
+    assert pool_weights(log_p, log_models, valid).numpy() == pytest.approx(expected.numpy(), nan_ok=True)
+    assert float(expected[0, 0]) == 0 and float(expected[0, 1]) > 0
+
+
 def _reversed(block: Rollout) -> Rollout:
     """The samples of each context in the opposite order."""
     tables = ("b", "valid", "log_q", "log_a", "lengths", "features")
