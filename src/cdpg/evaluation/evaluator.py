@@ -161,8 +161,10 @@ class Evaluator:
             for source, outcome in outcomes.items():
                 if source != name:
                     scores[name, source] = self._scores(name, model, source, outcome, cache)
-            gains |= {name: self._gain(name, model, ideal, cache)} if ideal else {}
-        gains |= {BASE: self._gain(BASE, self.base, ideal, cache)} if ideal else {}
+            if ideal:
+                gains[name] = self._gain(name, model, ideal, cache)
+        if ideal:
+            gains[BASE] = self._gain(BASE, self.base, ideal, cache)
         # They are written with the figures of all contexts only, and the processes would send all texts each time.
         drawn = [record for part in ideal for record in part.records(self.processes)] if limit is None else []
         if not self.processes.is_main:

@@ -99,11 +99,8 @@ def _along_alpha(study: Study) -> Iterator[Chart]:
 def _alpha_of(group: Group) -> float | None:
     """The α of a group's divergence; None if it has another divergence, or a method without one."""
     method = METHODS.get(group.method)
-    if (
-        method is None
-        or not group.runs
-        or "divergence" not in {one.name for one in dataclasses.fields(method.Settings)}
-    ):
+    settings = () if method is None else dataclasses.fields(method.Settings)
+    if not group.runs or "divergence" not in {setting.name for setting in settings}:
         return None
     config = group.runs[0].config
     return {"kl": 0.0, "alpha": number(config.get("alpha"))}.get(str(config.get("divergence")))
