@@ -45,15 +45,20 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def fault_trials(collected: Collected, faults: Sequence[Fault], lines: CoverageMap) -> Iterator[Trial]:
-    """Those that can be tried in place, with the named tests that run a changed line."""
+def fault_trials(collected: Collected, faults: Sequence[Fault], lines: CoverageMap, seconds: float) -> Iterator[Trial]:
+    """Those that can be tried in place, with the named tests that run a changed line and others that run it.
+
+    The others take at most ``seconds`` together: many a fault is noticed by a quicker test than the one that is named.
+    """
     for fault in faults:
         original = (ROOT / fault.file).read_text(encoding="utf-8")
         edits = edits_between(fault.file, original, fault.applied())
         first = original.count("\n", 0, original.index(fault.find)) + 1
-        running = tests_for(lines, fault.file, range(first, first + fault.find.count("\n") + 1))
+        changed = range(first, first + fault.find.count("\n") + 1)
+        running = tests_for(lines, fault.file, changed)
         named = [name for test in fault.tests for name in collected.names(test)]
         tests = {name: running.get(name, UNKNOWN) for name in named if name in running or name not in lines.contexts}
+        tests = tests_for(lines, fault.file, changed, seconds) | tests
         if edits and tests:
             yield Trial(fault.name, tuple(edits), tests)
 
@@ -66,7 +71,9 @@ def try_in_place(collected: Collected, given: argparse.Namespace, faults: Sequen
         return 1
     status = core.try_mutants(collected, given, mutants, *known)
     found: dict[str, list[str]] = {}
-    for result, failed in run_trials(collected, fault_trials(collected, faults, known[0]), given.workers):
+    for result, failed in run_trials(
+        collected, fault_trials(collected, faults, known[0], given.seconds), given.workers
+    ):
         say(f"{describe(result)}  {result.name} ({failed}), in place")
         if failed is not None and failed not in known[0].contexts:
             found[result.name] = [failed]  # to be run without the fault, too
