@@ -159,7 +159,7 @@ PACE = Pace(sampling=1.0, constraint=0.5, scoring=0.1, gradient=0.3)
 
 
 def test_the_time_of_an_epoch() -> None:
-    config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False, replay=0)
+    config = CDPGConfig(contexts_per_epoch=2, num_generations=5, control_variate=False, replay=0, warmup_epochs=0)
 
     def seconds(satisfying: float, pace: Pace = PACE, validation: int = 5, **changes: Any) -> float:
         return epoch_seconds(config.replace(**changes), pace, satisfying, validation)
@@ -170,6 +170,9 @@ def test_the_time_of_an_epoch() -> None:
     assert seconds(0.5, control_variate=True) == pytest.approx(10 + 5 * 0.4), "too rare"
     replayed = 8 / 4 * 10 * 0.5 / (1 - 0.5**5)
     assert seconds(0.5, replay=8) == pytest.approx(10 + 5 * 0.4 + replayed * 0.3)
+    falling = (8 + 8 + 6 + 4 + 2) / 5  # the rate falls over the last three epochs
+    fewer = seconds(0.5, replay=8, epochs=5, decay_epochs=3)
+    assert fewer == pytest.approx(10 + 5 * 0.4 + replayed * falling / 8 * 0.3)
     assert seconds(0.5, replay=8, validation=0) == seconds(0.5), "nothing shows whether it helps"
     assert seconds(0.0, replay=8) == pytest.approx(10)
     assert seconds(0.5, method="ziegler") == pytest.approx(10 + 10 * (0.1 + 4 * 0.3))

@@ -322,6 +322,17 @@ def test_batches_are_divided_so_that_the_mean_is_over_all_visits() -> None:
     alone(work)
 
 
+def test_replayed_steps_follow_the_rate(tmp_path: Path) -> None:
+    made = trainer(tmp_path, replay=8, epochs=6, warmup_epochs=2, decay_epochs=3)
+    made.train()
+    records = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    shares = [record["learning_rate"] / made.args.learning_rate for record in records]
+    assert shares == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
+    steps = [record["steps_replayed"] for record in records]
+    assert all(found in (0, 2 * due) for found, due in zip(steps, (4, 8, 8, 6, 4, 2), strict=True))
+    assert steps[0] == 2 * 4, "the first epoch always replays: two steps on its own samples, four for each"
+
+
 def test_a_run_counts_its_replayed_steps_apart(tmp_path: Path) -> None:
     trainer(tmp_path / "with").train()
     trainer(tmp_path / "without", replay=0).train()

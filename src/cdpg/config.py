@@ -276,10 +276,14 @@ class CDPGConfig:
         return min(100, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 1: linear rise, constant, linear fall."""
+        """The learning rate of an epoch, counted from 1."""
+        return self.learning_rate * self.rate_share(epoch)
+
+    def rate_share(self, epoch: int) -> float:
+        """The rate of an epoch, as a share of ``learning_rate``: linear rise, constant, linear fall."""
         rise = epoch / max(1, self.warmup)
         fall = (self.epochs + 1 - epoch) / (min(self.decay_epochs, self.epochs) + 1)
-        return self.learning_rate * min(1.0, rise, fall)
+        return min(1.0, rise, fall)
 
     @property
     def evaluation_interval(self) -> int:

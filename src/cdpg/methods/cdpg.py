@@ -41,7 +41,7 @@ class CDPGSettings(MethodSettings):
     more and removes less noise."""
     replay: int = 8
     """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
-    quarter as many contexts. An epoch replays only if the epoch before has not lowered the gain on the validation
+    quarter as many contexts. There are fewer while the learning rate is below its peak, in proportion to it. An epoch replays only if the epoch before has not lowered the gain on the validation
     contexts (``validation_contexts``) by more than its noise, against overfitting. Without validation contexts, as by
     default with fewer than 50 contexts, nothing is replayed."""
     replay_samples: int = 65536

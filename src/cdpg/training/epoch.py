@@ -17,7 +17,7 @@ from cdpg.system.threads import CoreWatch
 from cdpg.training.nonfinite import keep_refused
 from cdpg.training.optimization import StepSummary, Updater
 from cdpg.training.records import metrics_record, sample_records
-from cdpg.training.replay import Replay
+from cdpg.training.replay import Replay, replayed_steps
 from cdpg.training.setup import Parts
 from cdpg.training.state import RunState
 
@@ -102,8 +102,9 @@ class Epoch:
         parts = self._parts
         if not parts.method.replay:
             return None
+        steps = replayed_steps(parts.method, self._config, self._number)
         of_run = (parts.contexts, parts.prompts, self._config, parts.processes, parts.judge.tilt.coefficients)
-        return Replay(buffer, parts.method.replay, parts.method, *of_run)
+        return Replay(buffer, steps, parts.method, *of_run)
 
     def validate(self, state: RunState) -> tuple[float | None, RunState]:
         """The gain on the validation contexts, if there are any, and the state with the best model so far."""

@@ -12,7 +12,7 @@ from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.messages.text import duration
 from cdpg.methods import make_method
 from cdpg.system import memory
-from cdpg.training.replay import SMALLER
+from cdpg.training.replay import SMALLER, replayed_steps
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pace:
 
 
 def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float, validation: int) -> float:
-    """Seconds of one epoch, if that share of its samples satisfies; often only those are scored and differentiated.
+    """Mean seconds of an epoch, if that share of its samples satisfies; often only those are scored and differentiated.
 
     The method says which, how many passes it makes, and how many it replays; ``validation`` is the number of validation
     contexts, without which nothing is replayed.
@@ -39,7 +39,8 @@ def epoch_seconds(config: CDPGConfig, pace: Pace, satisfying: float, validation:
     differentiated = (samples if failing_too else samples * satisfying) * method.passes
     if method.replay and satisfying and validation:  # visits without a satisfying sample are not replayed
         covered = 1 - (1 - satisfying) ** config.num_generations
-        differentiated += method.replay / SMALLER * samples * satisfying / covered
+        replayed = sum(replayed_steps(method, config, epoch) for epoch in range(1, config.epochs + 1)) / config.epochs
+        differentiated += replayed / SMALLER * samples * satisfying / covered
     waiting = max(pace.sampling, pace.constraint)
     return samples * waiting + scored * pace.scoring + differentiated * pace.gradient
 

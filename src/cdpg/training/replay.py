@@ -22,6 +22,14 @@ SMALLER = 4
 lead further than one large step."""
 
 
+def replayed_steps(method: Method, config: CDPGConfig, epoch: int) -> int:
+    """Replayed steps of an epoch, for each step on its own samples: fewer where the learning rate is lower.
+
+    A step at a low rate moves the model little, but takes as long as one at the full rate.
+    """
+    return round(method.replay * config.rate_share(epoch))
+
+
 @dataclass(frozen=True)
 class Replay:
     """Batches of visits from the buffer."""
