@@ -62,7 +62,7 @@ NUMBERS = Task(
                 "contexts_per_epoch": 48,
                 "num_generations": 12,
                 "max_completion_length": 64,
-                "learning_rate": 1e-4,
+                "learning_rate": 1.2e-4,
                 "warmup_epochs": 5,
                 "decay_epochs": 20,
                 "save_every": 10,
