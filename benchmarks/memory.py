@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py sharding [--width 768] [--layers 12]     # two processes, each way
     python benchmarks/memory.py check [--only 3]                         # five configurations
+    python benchmarks/memory.py table                                    # over N·M, lengths, vocabulary, model size
 
 Every figure is the high-water mark of a fresh process. This process itself loads nothing: on Linux a child's peak
 memory starts at that of its parent. Models are random; their weights do not matter here.
@@ -30,6 +31,24 @@ CONFIGURATIONS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+MIDDLE: dict[str, Any] = {
+    "width": 256, "layers": 6, "vocabulary": 8000, "N": 2, "M": 16, "length": 32, "prompt": 32, "tokens_per_pass": 1280,
+}  # fmt: skip
+VARIED: dict[str, tuple[dict[str, Any], ...]] = {
+    "N·M": ({"M": 4}, {"M": 64}, {"M": 256}),
+    "length of completions": ({"length": 8}, {"length": 128}, {"length": 256}),
+    "length of prompts": ({"prompt": 256}, {"prompt": 1024}),
+    "vocabulary": ({"vocabulary": 1000}, {"vocabulary": 32000}, {"vocabulary": 64000}),
+    "model size": ({"width": 128}, {"width": 512}, {"width": 768}, {"layers": 24}),
+    "tokens_per_pass": ({"tokens_per_pass": 320}, {"tokens_per_pass": 5120}),
+    "long": tuple(
+        {"prompt": 4096, "length": 1024, "M": 4, "vocabulary": 2000, "tokens_per_pass": tokens}
+        for tokens in (1280, 8192, 16384)
+    ),
+}
+"""What is changed of :data:`MIDDLE`, one thing at a time."""
+
+
 def make_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
     """A random Llama and a tokenizer of numbered words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -50,8 +69,8 @@ def make_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
 def settings(given: dict[str, Any], folder: Path, **others: Any) -> dict[str, Any]:
     values = {
         "output_dir": str(folder / "run"), "overwrite_output_dir": True, "epochs": given.get("epochs", 2),
-        "warmup_epochs": 0,
-        "contexts_per_epoch": 2, "num_generations": given["M"], "max_completion_length": given["length"],
+        "warmup_epochs": 0, "contexts_per_epoch": given.get("N", 2), "num_generations": given["M"],
+        "max_completion_length": given["length"],
         "tokens_per_pass": given["tokens_per_pass"], "device": "cpu", "check_workers": 0, "evaluate_every": 0,
         "gradient_checkpointing": given.get("gradient_checkpointing", False),
     }  # fmt: skip
@@ -62,13 +81,18 @@ def every_second(prompts: list[str], completions: list[str], **columns: Any) -> 
     return [float(place % 2) for place in range(len(completions))]
 
 
+def prompts_of(given: dict[str, Any]) -> list[dict[str, str]]:
+    length = given.get("prompt", 4)
+    return [{"prompt": " ".join(f"w{2 + word + place}" for word in range(length))} for place in range(2)]
+
+
 def run(folder: Path, given: dict[str, Any], sharding: str) -> None:
     """A short run; every process reports its peak."""
     from cdpg import CDPGConfig, CDPGTrainer
     from cdpg.system import memory
 
-    data = [{"prompt": "w2 w3 w4 w5"}, {"prompt": "w6 w7"}]
-    CDPGTrainer(str(folder), every_second, CDPGConfig(**settings(given, folder, sharding=sharding)), data).train()
+    config = CDPGConfig(**settings(given, folder, sharding=sharding))
+    CDPGTrainer(str(folder), every_second, config, prompts_of(given)).train()
     rank = os.environ.get("RANK", "0")
     (folder / f"peak-{rank}.json").write_text(json.dumps(memory.peak()["memory"]))
 
@@ -83,7 +107,7 @@ def forecast(folder: Path, given: dict[str, Any]) -> None:
     from cdpg.preflight.memory_use import MemoryUse, differentiate_largest_pass, used
 
     config = CDPGConfig(**settings(given, folder))
-    contexts = load_contexts([{"prompt": "w2 w3 w4 w5"}, {"prompt": "w6 w7"}])
+    contexts = load_contexts(prompts_of(given))
     start = used()
     model = load_model(str(folder), config)
     prompts = model.encode(contexts, config.max_completion_length)
@@ -140,9 +164,28 @@ def compare_forecasts(only: int | None) -> None:
         print(f"  forecast {expected / 1e6:.0f} MB, used {found / 1e6:.0f} MB, {expected / found - 1:+.0%}", flush=True)
 
 
+def print_table() -> None:
+    print("| changed | million parameters | peak, MB |")
+    print("| --- | --- | --- |")
+    print(f"| nothing | {_row(MIDDLE)} |", flush=True)
+    for name, changes in VARIED.items():
+        for change in changes:
+            facts = ", ".join(f"{key} {value:,}" for key, value in change.items())
+            print(f"| {name}: {facts} | {_row({**MIDDLE, **change})} |", flush=True)
+
+
+def _row(given: dict[str, Any]) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        child(folder, given, "model")
+        child(folder, given, "none")
+        size = (folder / "model.safetensors").stat().st_size
+        return f"{size / 4e6:.1f} | {read(folder / 'peak-0.json') / 1e6:,.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["sharding", "check", "child"])
+    parser.add_argument("part", choices=["sharding", "check", "table", "child"])
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--only", type=int)
@@ -153,6 +196,8 @@ def main() -> None:
         compare_sharding(options.width, options.layers)
     elif options.part == "check":
         compare_forecasts(options.only)
+    elif options.part == "table":
+        print_table()
     else:
         folder, given = Path(options.folder), json.loads(options.given)
         if options.what == "model":
