@@ -28,6 +28,7 @@ _SIGNS_OF_LOSS = (
     "nccl",
     "remote process exited",
     "timed out waiting",
+    "wait timeout after",
 )
 """In messages of the libraries that processes communicate by, in lower case."""
 BUCKET_BYTES = 25 * 2**20
