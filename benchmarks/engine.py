@@ -1,9 +1,9 @@
 """Tokens per second of vLLM beside the sampler of this program, on the same prompts, and how far they agree.
 
-    python benchmarks/engine.py MODEL --url http://localhost:8000 [--contexts 16] [--samples 32] [--tokens 48] [--pid PID]
+    python benchmarks/engine.py MODEL --url http://localhost:8000 [--contexts 16] [--samples 32] [--tokens 48]
 
-The server is started as docs/engines.md says. Each draws once to warm up and three times for the figures, in turns. With
-the process id of a server on this machine, tokens per second of processor time are shown, too.
+The server is started as docs/engines.md says. Each draws once to warm up and three times for the figures, in turns.
+With ``--pid PID``, the process of a server on this machine, tokens per second of processor time are shown, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     }
     print(f"{len(prompts)} prompts, {options.samples} samples each, {torch.get_num_threads()} threads here")
     pids = {"own": os.getpid(), "vllm": options.pid}
-    tokens, seconds, computing = ({name: 0.0 for name in engines} for _ in range(3))
+    tokens, seconds, computing = (dict.fromkeys(engines, 0.0) for _ in range(3))
     samples = {}
     for number in range(4):
         for name, draw in engines.items():
