@@ -26,8 +26,10 @@ def rounded(family: str, dtype: str = "bfloat16") -> Any:
     """A model whose weights came in a narrow type."""
     model = tiny.make_model(family)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16() if dtype == "bfloat16" else in_eight_bits(parameter))
+        for parameter in model.parameters() if dtype == "bfloat16" else ():
+            parameter.copy_(parameter.bfloat16())
+        for parameter in (p for block in repeated_blocks(model) for p in block.parameters() if dtype == "int8"):
+            parameter.copy_(in_eight_bits(parameter))
     return model
 
 
