@@ -26,7 +26,7 @@ def launch(count: int, folder: Path, *words: str, **environment: str) -> subproc
     start = [warm.python(), str(folder / "launch.py"), "--standalone", "--nproc_per_node", str(count)]
     script = Path(__file__).parent / "sharded_run.py"
     return subprocess.run(
-        [*start, str(script), *words], capture_output=True, text=True, timeout=240, check=False,
+        [*start, str(script), *words], capture_output=True, text=True, timeout=500, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
 

@@ -75,6 +75,7 @@ class Machines:
         here = {
             "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "CDPG_TEST_FOLDER": str(folder),
             "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+            "RES_OPTIONS": "timeout:1 attempts:1",  # no name server can be reached
         }  # fmt: skip
         started = []
         for number, name in enumerate(self.names):
