@@ -23,16 +23,16 @@ from typing import Any
 
 from cost_model import FLOAT, Device, Model, Work, engine_devices, engine_epoch, epoch, memory
 
-CALIBRATION = {"layers": 6, "width": 512, "vocabulary": 4000}
+CALIBRATION = {"layers": 6, "width": 384, "vocabulary": 4000}
 LENGTH = 32
 """Tokens of a completion in the calibration."""
 CHECKED: tuple[dict[str, Any], ...] = (
     {"contexts": 8, "samples": 16, "prompt": 16, "completion": 32, "satisfying": 0.5},
     {"contexts": 8, "samples": 16, "prompt": 64, "completion": 16, "satisfying": 0.125},
-    {"contexts": 4, "samples": 32, "prompt": 16, "completion": 48, "satisfying": 1.0},
-    {"contexts": 8, "samples": 16, "prompt": 16, "completion": 32, "satisfying": 0.5, "width": 768},
+    {"contexts": 4, "samples": 16, "prompt": 16, "completion": 32, "satisfying": 1.0, "width": 512},
 )
-REPEATS = 3
+"""Workloads; the last has a larger model than the one that the rates are measured with."""
+REPEATS = 2
 MODELS = (
     Model("135M", 30, 576, 1536, 192, 49152),
     Model("1B", 16, 2048, 8192, 512, 128256),
@@ -80,7 +80,7 @@ def calibrate(folder: Path) -> None:
     from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
 
     config = CDPGConfig(device="cpu", max_completion_length=LENGTH, tokens_per_pass=1280)
-    model, made = load_model(str(folder), config), shape(**CALIBRATION)
+    model, made = load_model(str(folder / str(CALIBRATION["width"])), config), shape(**CALIBRATION)
     prompt = 16
     contexts = [Context(" ".join(f"w{n + 2}" for n in range(prompt)), {}, place) for place in range(4)]
     prompts = model.encode(contexts, LENGTH)
@@ -152,8 +152,8 @@ def share_of(satisfying: float) -> Callable[..., list[float]]:
     return check
 
 
-def run(folder: Path, given: dict[str, Any]) -> None:
-    """Whole epochs; every process reports its processor seconds."""
+def run(folder: Path, sharding: str) -> None:
+    """Whole epochs of every workload; every process reports its processor seconds."""
     from transformers import TrainerCallback
 
     from cdpg import CDPGConfig, CDPGTrainer
@@ -168,16 +168,20 @@ def run(folder: Path, given: dict[str, Any]) -> None:
         def on_step_end(self, *args: Any, **parts: Any) -> None:
             self.seconds.append(time.process_time() - self.started)
 
-    config = CDPGConfig(
-        output_dir=str(folder / "run"), overwrite_output_dir=True, epochs=REPEATS + 1, warmup_epochs=0, device="cpu",
-        contexts_per_epoch=given["contexts"], num_generations=given["samples"], replay=0, control_variate=False,
-        max_completion_length=given["completion"], check_workers=0, evaluate_every=0, evaluate_at_end=False,
-        save_every=1000, keep="last", sharding=given["sharding"],
-    )  # fmt: skip
-    data = [{"prompt": " ".join(f"w{n + place}" for n in range(given["prompt"]))} for place in range(2, 18)]
-    clock = Clock()
-    CDPGTrainer(str(folder), share_of(given["satisfying"]), config, data, callbacks=[clock]).train()
-    (folder / f"seconds-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(min(clock.seconds[1:])))
+    found = []
+    for given in CHECKED:
+        config = CDPGConfig(
+            output_dir=str(folder / "run"), overwrite_output_dir=True, epochs=REPEATS + 1, warmup_epochs=0,
+            device="cpu", contexts_per_epoch=given["contexts"], num_generations=given["samples"], replay=0,
+            control_variate=False, max_completion_length=given["completion"], check_workers=0, evaluate_every=0,
+            evaluate_at_end=False, save_every=1000, keep="last", sharding=sharding,
+        )  # fmt: skip
+        data = [{"prompt": " ".join(f"w{n + place}" for n in range(given["prompt"]))} for place in range(2, 18)]
+        clock = Clock()
+        source = str(folder / str(given.get("width", CALIBRATION["width"])))
+        CDPGTrainer(source, share_of(given["satisfying"]), config, data, callbacks=[clock]).train()
+        found.append(min(clock.seconds[1:]))
+    (folder / f"seconds-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 
 # --- this process, which loads nothing ---
@@ -200,7 +204,8 @@ def read(path: Path) -> Any:
 def check(counts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        child(folder, "model", CALIBRATION)
+        for width in {CALIBRATION["width"], *(given.get("width", CALIBRATION["width"]) for given in CHECKED)}:
+            child(folder / str(width), "model", {**CALIBRATION, "width": width})
         child(folder, "calibrate", {})
         child(folder, "network", {}, processes=2)
         rates = read(folder / "rates.json") | read(folder / "network.json")
@@ -208,15 +213,13 @@ def check(counts: list[int]) -> None:
         print("measured: " + ", ".join(f"{name} {value:.3g}" for name, value in rates.items()), flush=True)
         print("| workload | sharding | processes | forecast, s | measured, s | ratio |")
         print("| --- | --- | --- | --- | --- | --- |")
-        for facts in CHECKED:
-            given = {**CALIBRATION, **facts}
-            child(folder, "model", given)
-            model = shape(given["width"], given["layers"], given["vocabulary"])
-            names = [name for name in facts if name != "width"]
-            work = Work(**{name: facts[name] for name in names})
-            for count, sharding in ways(counts):
-                child(folder, "run", {**given, "sharding": sharding}, processes=count)
-                found = max(read(folder / f"seconds-{rank}.json") for rank in range(count))
+        for count, sharding in ways(counts):
+            child(folder, "run", {"sharding": sharding}, processes=count)
+            seconds = [read(folder / f"seconds-{rank}.json") for rank in range(count)]
+            for number, facts in enumerate(CHECKED):
+                model = shape(**{**CALIBRATION, "width": facts.get("width", CALIBRATION["width"])})
+                work = Work(**{name: value for name, value in facts.items() if name != "width"})
+                found = max(of_rank[number] for of_rank in seconds)
                 expected = epoch(model, work, device, count, sharding == "full").total
                 label = f"{model.name}, N {work.contexts}, M {work.samples}, prompt {work.prompt}, completion "
                 label += f"{work.completion:.0f}, satisfying {work.satisfying}"
@@ -290,7 +293,7 @@ def main() -> None:
         elif options.what == "network":
             measure_network(folder)
         else:
-            run(folder, given)
+            run(folder, given["sharding"])
 
 
 if __name__ == "__main__":

@@ -35,15 +35,15 @@ MIDDLE: dict[str, Any] = {
     "width": 256, "layers": 6, "vocabulary": 8000, "N": 2, "M": 16, "length": 32, "prompt": 32, "tokens_per_pass": 1280,
 }  # fmt: skip
 VARIED: dict[str, tuple[dict[str, Any], ...]] = {
-    "N·M": ({"M": 4}, {"M": 64}, {"M": 256}),
-    "length of completions": ({"length": 8}, {"length": 128}, {"length": 256}),
-    "length of prompts": ({"prompt": 256}, {"prompt": 1024}),
-    "vocabulary": ({"vocabulary": 1000}, {"vocabulary": 32000}, {"vocabulary": 64000}),
-    "model size": ({"width": 128}, {"width": 512}, {"width": 768}, {"layers": 24}),
+    "N·M": ({"M": 64}, {"M": 256}),
+    "length of completions": ({"length": 128}, {"length": 256}),
+    "length of prompts": ({"prompt": 1024},),
+    "vocabulary": ({"vocabulary": 32000}, {"vocabulary": 64000}),
+    "model size": ({"width": 128}, {"width": 512}, {"layers": 24}),
     "tokens_per_pass": ({"tokens_per_pass": 320}, {"tokens_per_pass": 5120}),
-    "long": tuple(
-        {"prompt": 4096, "length": 1024, "M": 4, "vocabulary": 2000, "tokens_per_pass": tokens}
-        for tokens in (1280, 8192, 16384)
+    "long prompts and completions": tuple(
+        {"prompt": 4096, "length": 1024, "M": 4, "width": 128, "layers": 4, "tokens_per_pass": tokens, "epochs": 1}
+        for tokens in (1280, 20480)
     ),
 }
 """What is changed of :data:`MIDDLE`, one thing at a time."""
@@ -87,7 +87,9 @@ def prompts_of(given: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def run(folder: Path, given: dict[str, Any], sharding: str) -> None:
-    """A short run; every process reports its peak."""
+    """A short run; every process reports its peak. If there is no model yet, it is made: that needs less memory."""
+    if not (folder / "config.json").exists():
+        make_model(folder, given["width"], given["layers"], given["vocabulary"])
     from cdpg import CDPGConfig, CDPGTrainer
     from cdpg.system import memory
 
@@ -177,7 +179,6 @@ def print_table() -> None:
 def _row(given: dict[str, Any]) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        child(folder, given, "model")
         child(folder, given, "none")
         size = (folder / "model.safetensors").stat().st_size
         return f"{size / 4e6:.1f} | {read(folder / 'peak-0.json') / 1e6:,.0f}"
