@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cost_model import FLOAT, Device, Model, Work, engine_devices, engine_epoch, epoch, memory
+from forked import forked
+from memory import make_model
 
 CALIBRATION = {"layers": 6, "width": 384, "vocabulary": 4000}
 LENGTH = 32
@@ -184,17 +186,7 @@ def run(folder: Path, sharding: str) -> None:
     (folder / f"seconds-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 
-# --- this process, which loads nothing ---
-
-
-def child(folder: Path, what: str, given: dict[str, Any], processes: int = 1) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    words = [*(launcher if processes > 1 else []), str(Path(__file__).resolve()), "child", "--what", what]
-    words += ["--folder", str(folder), "--given", json.dumps(given)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise SystemExit(found.stderr[-3000:])
+# --- this process ---
 
 
 def read(path: Path) -> Any:
@@ -205,16 +197,17 @@ def check(counts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for width in {CALIBRATION["width"], *(given.get("width", CALIBRATION["width"]) for given in CHECKED)}:
-            child(folder / str(width), "model", {**CALIBRATION, "width": width})
-        child(folder, "calibrate", {})
-        child(folder, "network", {}, processes=2)
+            shaped = (folder / str(width), width, CALIBRATION["layers"], CALIBRATION["vocabulary"])
+            forked(partial(make_model, *shaped))
+        forked(partial(calibrate, folder))
+        forked(partial(measure_network, folder), processes=2)
         rates = read(folder / "rates.json") | read(folder / "network.json")
         device = Device(**rates)
         print("measured: " + ", ".join(f"{name} {value:.3g}" for name, value in rates.items()), flush=True)
         print("| workload | sharding | processes | forecast, s | measured, s | ratio |")
         print("| --- | --- | --- | --- | --- | --- |")
         for count, sharding in ways(counts):
-            child(folder, "run", {"sharding": sharding}, processes=count)
+            forked(partial(run, folder, sharding), processes=count)
             seconds = [read(folder / f"seconds-{rank}.json") for rank in range(count)]
             for number, facts in enumerate(CHECKED):
                 model = shape(**{**CALIBRATION, "width": facts.get("width", CALIBRATION["width"])})
@@ -273,27 +266,13 @@ def best_engine(model: Model, device: Device, devices: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["check", "table", "child"])
+    parser.add_argument("part", choices=["check", "table"])
     parser.add_argument("--processes", default="1,2,4")
-    for name in ("what", "folder", "given"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "check":
         check([int(count) for count in options.processes.split(",")])
-    elif options.part == "table":
-        table()
     else:
-        folder, given = Path(options.folder), json.loads(options.given)
-        if options.what == "model":
-            from memory import make_model
-
-            make_model(folder, given["width"], given["layers"], given["vocabulary"])
-        elif options.what == "calibrate":
-            calibrate(folder)
-        elif options.what == "network":
-            measure_network(folder)
-        else:
-            run(folder, given["sharding"])
+        table()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
     python benchmarks/memory.py table                                    # over N·M, lengths, vocabulary, model size
     python benchmarks/memory.py narrow --model FOLDER                    # how far a narrow base_dtype is from float32
 
-Every figure is the high-water mark of a fresh process. This process itself loads nothing: on Linux a child's peak
-memory starts at that of its parent. Models are random; their weights do not matter here.
+Every figure is the high-water mark of a process of its own, forked from this one, which has loaded the libraries and
+nothing else. Models are random; their weights do not matter here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from forked import forked
 
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"width": 512, "layers": 6, "vocabulary": 4000, "M": 8, "length": 16, "tokens_per_pass": 512},
@@ -138,13 +138,11 @@ def forecast(folder: Path, given: dict[str, Any]) -> None:
 
 
 def child(folder: Path, given: dict[str, Any], what: str, processes: int = 1) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    words = [*(launcher if processes > 1 else []), str(Path(__file__).resolve()), "child", "--what", what]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, *words, "--folder", str(folder), "--given", json.dumps(given)], check=True, env=environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    work: Callable[[], None] = {
+        "model": lambda: make_model(folder, given["width"], given["layers"], given["vocabulary"]),
+        "forecast": lambda: forecast(folder, given),
+    }.get(what, lambda: run(folder, given, what))
+    forked(work, processes)
 
 
 def read(path: Path) -> float:
@@ -238,13 +236,7 @@ def main() -> None:
     elif options.part == "narrow":
         compare_types(options.model)
     else:
-        folder, given = Path(options.folder), json.loads(options.given)
-        if options.what == "model":
-            make_model(folder, given["width"], given["layers"], given["vocabulary"])
-        elif options.what == "forecast":
-            forecast(folder, given)
-        else:
-            run(folder, given, options.what)
+        child(Path(options.folder), json.loads(options.given), options.what)
 
 
 if __name__ == "__main__":
