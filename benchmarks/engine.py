@@ -2,14 +2,17 @@
 
     python benchmarks/engine.py MODEL --url http://localhost:8000 [--contexts 16] [--samples 32] [--tokens 48]
 
-The server is started as docs/engines.md says. Each draws once to warm up and three times for the figures.
+The server is started as docs/engines.md says. Each draws once to warm up and three times for the figures, in turns.
+With ``--pid PID``, the process of a server on this machine, tokens per second of processor time are shown, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -34,6 +37,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rows-per-pass", type=int, default=256)
+    parser.add_argument("--pid", type=int, help="the server's process, to count its processor time")
     options = parser.parse_args()
     config = CDPGConfig(device="auto", max_completion_length=options.tokens, rows_per_pass=options.rows_per_pass)
     model = load_model(options.model, config)
@@ -48,18 +52,42 @@ def main() -> None:
         "vllm": VLLMEngine(server, model, model.vocabulary).sample_chunks,
     }
     print(f"{len(prompts)} prompts, {options.samples} samples each, {torch.get_num_threads()} threads here")
-    for name, draw in engines.items():
-        tokens, seconds, samples = 0, 0.0, None
-        for number in range(4):
-            started = time.perf_counter()
+    pids = {"own": os.getpid(), "vllm": options.pid}
+    tokens, seconds, computing = (dict.fromkeys(engines, 0.0) for _ in range(3))
+    samples = {}
+    for number in range(4):
+        for name, draw in engines.items():
+            started, before = time.perf_counter(), _processor_seconds(pids[name])
             stream = UniformStream(0, "benchmark", number)
             chunks = list(draw(prompts, options.samples, options.tokens, stream, options.rows_per_pass))
             if number:
-                seconds += time.perf_counter() - started
-                tokens += sum(len(row) for chunk in chunks for row in chunk.tokens)
-            samples = assemble(contexts, prompts, chunks, options.samples)
-        assert samples is not None
-        print(f"{name:>5}: {tokens / seconds:8,.0f} tokens/s, {tokens:,} tokens; {_agreement(model, samples)}")
+                seconds[name] += time.perf_counter() - started
+                computing[name] += _processor_seconds(pids[name]) - before
+                tokens[name] += sum(len(row) for chunk in chunks for row in chunk.tokens)
+            samples[name] = assemble(contexts, prompts, chunks, options.samples)
+    for name in engines:
+        rate = f"{tokens[name] / seconds[name]:8,.0f} tokens/s"
+        if computing[name]:
+            rate += f", {tokens[name] / computing[name]:,.0f} a second of processor time"
+        print(f"{name:>5}: {rate}, {tokens[name]:,.0f} tokens; {_agreement(model, samples[name])}")
+
+
+def _processor_seconds(pid: int | None) -> float:
+    """Of a process and all that it started; 0 without one."""
+    if pid is None:
+        return 0.0
+    facts = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        facts[int(path.parent.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    family, total = [pid], 0.0
+    for one in family:
+        total += facts.get(one, (0, 0.0))[1]
+        family += [child for child, (parent, _) in facts.items() if parent == one]
+    return total
 
 
 def _agreement(model: object, samples: Samples) -> str:

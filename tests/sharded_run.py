@@ -22,7 +22,6 @@ PROMPTS = (
     "two dogs", "the quick brown", "def add(a, b):", "fox", "one lazy dog", "three cats play", "no more", "go on",
     "some word", "a cold morning", "four roads", "who knows", "slow motion",
 )  # fmt: skip
-EPOCHS = 2
 HALF = 1
 """The epoch after which runs are resumed."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +32,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "adapters": ("llama", {"lora_rank": 2, "evaluate_at_end": False}),
 }
 """Every run by its name: the family of its model, and its settings."""
+
+
+def epochs() -> int:
+    """Of every run: two, or five in the long round."""
+    return int(os.environ.get("SHARDED_EPOCHS", "2"))
 
 
 class Check:
@@ -53,6 +57,7 @@ class Check:
         metrics = self.folder / "metrics.jsonl"
         epochs = len(metrics.read_text().splitlines()) if metrics.exists() else 0
         if self.deadly and os.environ.get("RANK") == "1" and epochs >= HALF:
+            (self.folder / "died").touch()  # when it did
             os.kill(os.getpid(), signal.SIGKILL)
         with (self.folder / f"tokens-{os.environ.get('RANK', 0)}.jsonl").open("a") as file:
             file.writelines(f"{json.dumps(item)}\n" for item in zip(prompts, completion_ids, strict=True))
@@ -63,7 +68,7 @@ def trainer(models: Path, folder: Path, name: str, sharding: str, deadly: bool =
     """A run in ``folder``; ``models`` has the models by family."""
     family, settings = RUNS[name]
     values: dict[str, Any] = {
-        "output_dir": str(folder), "epochs": EPOCHS, "contexts_per_epoch": 3, "num_generations": 4,
+        "output_dir": str(folder), "epochs": epochs(), "contexts_per_epoch": 3, "num_generations": 4,
         "max_completion_length": 4, "learning_rate": 5e-4, "warmup_epochs": 0, "device": "cpu", "check_workers": 0,
         "sharding": sharding, "tokens_per_pass": 40, "rows_per_pass": 8, "save_every": HALF,
         "keep_checkpoints": 9, "evaluate_every": 0, "evaluation_samples": 2, "evaluation_contexts": 2, "gain_draws": 4,
@@ -123,5 +128,7 @@ def main(models: Path, folder: Path, names: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "deadly":
         trainer(Path(sys.argv[2]), Path(sys.argv[3]), "gpt2", "full", deadly=True).train()
+    elif sys.argv[1] in ("none", "full"):
+        trainer(Path(sys.argv[2]), Path(sys.argv[3]), "llama", sys.argv[1]).train(resume_from_checkpoint=True)
     else:
         main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from cdpg.system.distributed import Processes, processes_here, processes_in_all
+from cdpg import CDPGConfig
+from cdpg.errors import UserError
+from cdpg.system.distributed import Processes, is_lost_process, make_accelerator, processes_here, processes_in_all
 from side_by_side import side_by_side
 
 
@@ -87,3 +89,24 @@ def test_a_machine_is_shared_by_its_own_processes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert (processes_here(), processes_in_all()) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:535] Connection closed by peer [10.0.0.2]:2093"), True),
+        (RuntimeError("Timed out waiting 8000ms for recv operation to complete"), True),
+        (RuntimeError("wait timeout after 8000ms, keys: /worker/2"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+)
+def test_a_process_that_is_lost_is_known_by_its_error(error: Exception, lost: bool) -> None:
+    assert is_lost_process(error) == lost
+
+
+def test_how_long_a_process_waits_for_the_others_is_a_setting() -> None:
+    accelerator = make_accelerator(CDPGConfig(process_seconds=7.5, device="cpu"))
+    assert accelerator.init_handler is not None and accelerator.init_handler.timeout.total_seconds() == 7.5
+    with pytest.raises(UserError, match="process_seconds must be above 0"):
+        CDPGConfig(process_seconds=0)

@@ -22,6 +22,7 @@ USE = MemoryUse(start=100, weights=40, trained=40, layers=30, sampling=190, grad
         (USE, {}, False, 100 + 40 + 40 + 3 * 40 + 50),
         (USE, {}, True, 100 + 40 + 40 + 5 * 40 + 50),
         (USE, {"base_dtype": "bfloat16"}, False, 100 + 40 + 25 + 3 * 40 + 50),
+        (USE, {"base_dtype": "int8"}, False, 100 + 40 + 40 - 30 * (3 / 4 - 1 / 32) + 3 * 40 + 50),
         (replace(USE, trained=4), {"lora_rank": 2}, False, 100 + 40 + 3 * 4 + 56),
         (replace(USE, gradient=280), {}, False, 100 + 40 + 40 + 3 * 40 + 100),
     ],

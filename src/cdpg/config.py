@@ -196,12 +196,17 @@ class CDPGConfig:
     """``auto``, ``cpu``, ``cuda``, ``mps``."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of the computation; the tuned weights stay in float32 under bfloat16."""
-    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    base_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Type that the layers of the frozen base are stored in; refused if this changes its log-probabilities."""
+    base_error: float = 0.01
+    """Nats by which a narrow ``base_dtype`` may change the log-probability of a sample, measured before the run; 0.01
+    changes weights by 1 %."""
     sharding: Literal["none", "full"] = "none"
     """``full`` divides weights, gradients and Adam's moments among the processes (FSDP2), layer by layer."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers for the gradient, and compute the rest again: less memory, more time."""
+    process_seconds: float = 1800.0
+    """Seconds that a process waits for the others before the run ends, as when the network between them is down."""
     rows_per_pass: int = 256
     """Sequences sampled in parallel: more is faster, and needs more memory."""
     tokens_per_pass: int = 1280

@@ -126,14 +126,16 @@ def out_of_range(config: Any, methods: Mapping[str, Any]) -> Iterator[str]:
     yield from too_small(config, at_least)
     if config.seed >= _SEEDS:
         yield f"seed must be below 2**64, not {config.seed}"
-    yield from negative_or_infinite(config, "learning_rate", "partition_epsilon", "adam_epsilon")
+    yield from negative_or_infinite(config, "learning_rate", "partition_epsilon", "adam_epsilon", "base_error")
     if config.adam_epsilon < _LEAST_EPSILON:
         yield (
             f"adam_epsilon must be at least {_LEAST_EPSILON}, which float32 distinguishes from 0, not "
             f"{config.adam_epsilon}"
         )
-    yield from not_positive(config, "check_seconds", "engine_seconds", "engine_memory")
+    yield from not_positive(config, "check_seconds", "engine_seconds", "engine_memory", "process_seconds")
     yield from not_a_share(config, "check_failures", "engine_memory")
+    if config.base_dtype == "int8" and config.sharding == "full":
+        yield "base_dtype: int8 cannot be divided among processes: set base_dtype: bfloat16, or sharding: none"
     if config.engine_url and config.engine != "vllm":
         yield "engine_url is the address of a vLLM server: set engine: vllm, or leave it out"
     if config.engine_url and not config.engine_url.startswith(("http://", "https://")):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.models.base import LanguageModel
 from cdpg.models.engines.server import Server
 from cdpg.models.engines.vllm import VLLMEngine, Wanted
 from cdpg.models.rng import UniformStream
@@ -35,18 +36,17 @@ QUESTIONS = (
     "Name a colour.",
     "How many legs does a spider have?",
     "Say hello.",
-    "Which animal barks?",
-    "What do bees make?",
-    "Is the sun hot?",
-    "Name a fruit.",
 )
-LENGTH = 24
-SAMPLES = 32
+LENGTH = 16
+SAMPLES = 12
+"""In a round; each sampler draws two."""
+
+Note = Callable[[str, object], None]
 
 
 def brief(prompts: list[Any], completions: list[Any], **columns: Any) -> list[bool]:
-    """At most eight words."""
-    return [len(completion[0]["content"].split()) <= 8 for completion in completions]
+    """At most six words."""
+    return [len(completion[0]["content"].split()) <= 6 for completion in completions]
 
 
 class FirstSentence:
@@ -80,6 +80,7 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     program += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "256"]
     program += ["--enforce-eager", "--generation-config", "vllm"]
+    program += ["--no-enable-chunked-prefill"]  # or it would rewind a generator, which those of CPUs cannot
     program += ["--worker-extension-cls", "cdpg.models.engines.worker.LoadsWeights"]
     with log.open("wb") as output:
         process = subprocess.Popen(program, env={**os.environ, **settings}, stdout=output, stderr=output)
@@ -104,8 +105,8 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def trainer_of(folder: Path, output: Path, **settings: Any) -> CDPGTrainer:
     values: dict[str, Any] = {
-        "epochs": 10, "contexts_per_epoch": 8, "num_generations": 16, "max_completion_length": LENGTH, "chat": True,
-        "learning_rate": 2e-5, "warmup_epochs": 0, "device": "cpu", "evaluate_every": 0, "evaluate_at_end": False,
+        "epochs": 10, "contexts_per_epoch": 2, "num_generations": 8, "max_completion_length": LENGTH, "chat": True,
+        "learning_rate": 5e-5, "warmup_epochs": 0, "device": "cpu", "evaluate_every": 0, "evaluate_at_end": False,
         "check_workers": 0, "output_dir": str(output), "engine_seconds": 3000.0, "save_every": 100, "replay": 0,
     }  # fmt: skip
     data = [{"prompt": question} for question in QUESTIONS]
@@ -153,11 +154,14 @@ def drawn(parts: Parts) -> dict[str, list[Rollout]]:
     }
 
 
-def test_its_log_probabilities_are_the_model_s(parts: Parts, drawn: dict[str, list[Rollout]]) -> None:
+def test_its_log_probabilities_are_the_model_s(drawn: dict[str, list[Rollout]], record_property: Note) -> None:
     """Token by token; the base is the policy before the first step, so that its scores are ours of the same tokens."""
-    for rollout in drawn["engine"]:
-        assert float((rollout.samples.token_log_q - rollout.token_log_a).abs().max()) < 1e-3
-        assert float((rollout.log_q - rollout.log_a).abs().max()) < 5e-3
+    of_tokens = [float((r.samples.token_log_q - r.token_log_a).abs().max()) for r in drawn["engine"]]
+    of_samples = [float((r.log_q - r.log_a).abs().max()) for r in drawn["engine"]]
+    record_property("largest difference of a token", f"{max(of_tokens):.1e}")
+    record_property("largest difference of a sample", f"{max(of_samples):.1e}")
+    assert max(of_tokens) < 1e-3
+    assert max(of_samples) < 5e-3
 
 
 def pooled(rollouts: list[Rollout]) -> Rollout:
@@ -166,23 +170,41 @@ def pooled(rollouts: list[Rollout]) -> Rollout:
     return replace(first, **{name: torch.cat([getattr(r, name) for r in (first, second)], dim=1) for name in names})
 
 
-def test_satisfaction_and_partition_agree_within_sampling_error(drawn: dict[str, list[Rollout]]) -> None:
+FIGURES: dict[str, Callable[[Rollout], Tensor]] = {
+    "satisfaction": lambda rollout: rollout.b,
+    "Z": lambda rollout: rollout.log_ratio.exp(),
+    "length": lambda rollout: rollout.lengths.double(),
+    "entropy": lambda rollout: -rollout.log_q,
+}
+
+
+def test_satisfaction_and_partition_agree_within_sampling_error(
+    drawn: dict[str, list[Rollout]], record_property: Note
+) -> None:
     own, theirs = pooled(drawn["own"]), pooled(drawn["engine"])
-    for found in (lambda r: r.b, lambda r: r.log_ratio.exp(), lambda r: r.lengths.double(), lambda r: -r.log_q):
+    for name, found in FIGURES.items():
         one, other = found(own), found(theirs)  # [context, sample]
         means = one.mean(dim=1), other.mean(dim=1)
         errors = (one.var(dim=1) + other.var(dim=1)) / one.shape[1]
+        error = float(errors.sum().sqrt()) / len(errors)
+        record_property(name, f"{means[0].mean():.4f} and {means[1].mean():.4f}, difference ± {error:.4f}")
         gap = (means[0] - means[1]).mean() / errors.sum().sqrt() * len(errors)
         assert abs(float(gap)) < 4, "the mean over contexts"
         worst = ((means[0] - means[1]).abs() / errors.sqrt().clamp(min=0.02)).max()
         assert float(worst) < 5, "each context"
 
 
-def test_the_gradient_agrees_within_sampling_error(parts: Parts, drawn: dict[str, list[Rollout]]) -> None:
+def test_the_gradient_agrees_within_sampling_error(
+    parts: Parts, drawn: dict[str, list[Rollout]], record_property: Note
+) -> None:
     """Two gradients of ours differ by as much as one of ours and one of the engine's samples."""
     gradients = {name: [parts.gradient(rollout) for rollout in rollouts] for name, rollouts in drawn.items()}
     noise = [float((one - other).norm()) for one, other in gradients.values()]
     across = [float((one - other).norm()) for one in gradients["own"] for other in gradients["engine"]]
+    for name, norms in (("of one's own", noise), ("across", across)):
+        record_property(f"distances between gradients {name}", ", ".join(f"{norm:.3g}" for norm in norms))
+    sums = [one + other for one, other in gradients.values()]
+    record_property("cosine of the two samplers' means", f"{torch.cosine_similarity(*sums, dim=0):.3f}")
     assert max(across) < 1.5 * max(noise)
     assert min(across) > 0.3 * min(noise), "they are different samples"
 
@@ -190,11 +212,11 @@ def test_the_gradient_agrees_within_sampling_error(parts: Parts, drawn: dict[str
 def test_end_tokens_chat_templates_and_stop_rules_give_the_same_outcomes(parts: Parts) -> None:
     """What ends a completion, and its text, by the engine's tokens read once more as our own sampler reads them."""
     stream, rule = UniformStream(0, "train", 5), FirstSentence()
-    plain = list(parts.engine.sample_chunks(parts.prompts, 16, LENGTH, stream, 256))
-    stopped = list(parts.engine.sample_chunks(parts.prompts, 16, LENGTH, stream, 256, rule))
+    plain = list(parts.engine.sample_chunks(parts.prompts, 8, LENGTH, stream, 256))
+    stopped = list(parts.engine.sample_chunks(parts.prompts, 8, LENGTH, stream, 256, rule))
     seen = set()
     for whole, cut in zip(plain, stopped, strict=True):
-        for i in range(16):
+        for i in range(8):
             ended = whole.tokens[i][-1] in parts.model.end_ids
             assert whole.ended[i] == ended
             assert ended or len(whole.tokens[i]) == LENGTH
@@ -205,7 +227,7 @@ def test_end_tokens_chat_templates_and_stop_rules_give_the_same_outcomes(parts: 
                 assert "." not in before or len(cut.tokens[i]) == 1
                 assert cut.texts[i].endswith(".")
     assert seen == {"end token", "limit", "stop rule"}
-    own = list(sample_chunks(parts.model, parts.prompts, 16, LENGTH, stream, 256, rule))
+    own = list(sample_chunks(parts.model, parts.prompts, 8, LENGTH, stream, 256, rule))
     assert abs(_share_ended(own) - _share_ended(stopped)) < 0.25
 
 
@@ -214,15 +236,25 @@ def _share_ended(chunks: list[Chunk]) -> float:
     return sum(ended) / len(ended)
 
 
-def test_ten_epochs_with_weights_that_follow_the_policy(folder: Path, url: str, tmp_path: Path) -> None:
+def flat_weights(model: LanguageModel) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.module.parameters()])
+
+
+def test_ten_epochs_with_weights_that_follow_the_policy(
+    folder: Path, url: str, tmp_path: Path, record_property: Note
+) -> None:
     made = trainer_of(folder, tmp_path / "run", engine="vllm", engine_url=url)
     made.train()
     records = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
     assert [record["epoch"] for record in records] == list(range(1, 11))
-    for record in records:
-        assert max(abs(record[f"engine_log_ratio_{name}"]) for name in ("low", "median", "high")) < 0.01
-    first, last = (sum(r["satisfaction"] for r in part) / 3 for part in (records[:3], records[-3:]))
-    assert last > first + 0.1, "the samples of the engine show what the policy has learnt"
+    outer = max(abs(record[f"engine_log_ratio_{name}"]) for record in records for name in ("low", "median", "high"))
+    record_property("satisfaction by epoch", ", ".join(f"{record['satisfaction']:.2f}" for record in records))
+    record_property("largest quantile of the log ratio", f"{outer:.1e}")
+    record_property("seconds of an epoch", f"{records[-1]['seconds']:.0f}")
+    assert outer < 0.01
+    moved = flat_weights(made.policy) - flat_weights(made.base)
+    record_property("largest change of a weight", f"{moved.abs().max():.1e}")
+    assert float(moved.abs().max()) > 1e-4, "without weights that are sent, the ratio would not stay near 0"
 
 
 def test_vllm_inside_this_program(folder: Path, tmp_path: Path) -> None:

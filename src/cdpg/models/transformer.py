@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
@@ -34,7 +33,7 @@ from cdpg.models.fast.steps import StepDecoding, Steps
 from cdpg.models.fast.t5_steps import T5Steps
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.modules import inner_model
-from cdpg.models.narrow import narrow_layers, widen_when_run
+from cdpg.models.narrow import NarrowLayers
 from cdpg.models.recomputing import recomputed
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
 from cdpg.system.distributed import Processes
@@ -90,9 +89,8 @@ class TransformerModel(LanguageModel):
     """Whether layers keep no activations for the gradient, but compute them again in the backward pass."""
     lockstep: sharding.Lockstep | None = None
     """Set if the weights are divided among the processes, which then run the model together."""
-    _wide: torch.dtype | None = None
-    """The type to compute in, if layers are stored in a narrow one."""
-    _widening: Sequence[RemovableHandle] = ()
+    _narrow: NarrowLayers | None = None
+    """Set if layers are stored in a narrow type."""
     _blueprint: nn.Module | None = None
     """The model without weights, to save a divided one."""
 
@@ -204,16 +202,14 @@ class TransformerModel(LanguageModel):
 
     def narrow_layers(self, dtype: torch.dtype) -> None:
         """Store the layers' weights in a narrow type; they are computed with in the present one."""
-        layers, self._wide = sharding.repeated_blocks(self.module), self.inner.dtype
-        narrow_layers(layers, dtype)
-        self._widening = widen_when_run(layers, self._wide)
+        self._narrow = NarrowLayers(sharding.repeated_blocks(self.module), dtype, self.inner.dtype)
 
     def shard(self, device: torch.device, processes: Processes) -> None:
         """Divide the weights among the processes; this process's part is moved to the device."""
         self._blueprint = sharding.without_weights(self.module)
-        for hook in self._widening:  # layers that are narrow are widened when they are gathered
-            hook.remove()
-        sharding.divide(self.module, device, processes, self._wide)
+        if self._narrow is not None:  # layers that are narrow are widened when they are gathered
+            self._narrow.leave_widening()
+        sharding.divide(self.module, device, processes, None if self._narrow is None else self._narrow.wide)
         self.lockstep = sharding.Lockstep(self.module, self._idle_runs(), processes)
 
     def gathered(self, keep: bool) -> TransformerModel | None:
@@ -268,10 +264,14 @@ class TransformerModel(LanguageModel):
         trained: torch.dtype = self.inner.dtype
         return self.original_dtype or trained if config.save_dtype == "original" else trained
 
-    def frozen_copy(self, original: nn.Module | None = None) -> TransformerModel:
-        """A copy whose weights are not trained; ``original`` is a module to use instead of a copy."""
+    def frozen_copy(self, original: nn.Module | None = None, shares: bool = False) -> TransformerModel:
+        """A copy whose weights are not trained; ``original`` is a module to use instead of a copy.
+
+        If it ``shares`` memory with this model, neither may be trained before its weights are divided.
+        """
         twin = copy.copy(self)
-        module = copy.deepcopy(self.module) if original is None else original
+        memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), False) for p in self.module.parameters() if shares}
+        module = copy.deepcopy(self.module, memo) if original is None else original
         twin._attach(module.requires_grad_(False))
         return twin
 

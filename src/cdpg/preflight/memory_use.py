@@ -16,6 +16,7 @@ import torch
 
 from cdpg.config import CDPGConfig
 from cdpg.models.base import LanguageModel, PromptTokens, Rows
+from cdpg.models.narrow import GROUP
 from cdpg.models.sharding import repeated_blocks
 from cdpg.system import memory
 
@@ -24,6 +25,8 @@ _ADAM_MOMENTS = 2
 _BEST_COPIES = 2
 """Copies of the tuned weights if the best model is kept: when a better one is found, both are held for a moment."""
 
+_NARROWER = {"float32": 0.0, "bfloat16": 1 / 2, "int8": 3 / 4 - 1 / GROUP}
+"""The share of its layers' memory that the base saves; in 8 bits, every group has a scale."""
 _HELD_COPIES = 2
 """Copies of them if an earlier policy draws the samples: its own, and that of the present one meanwhile."""
 
@@ -69,7 +72,7 @@ class MemoryUse:
 
     def stays(self, config: CDPGConfig, keeps_best: bool) -> float:
         """What a run holds throughout: weights, gradient, moments, copies."""
-        narrow = self.layers / 2 if config.base_dtype == "bfloat16" else 0.0
+        narrow = self.layers * _NARROWER[config.base_dtype]
         base = 0.0 if config.lora_rank else self.weights - narrow
         tuned = 1 + _ADAM_MOMENTS + (_BEST_COPIES if keeps_best else 0) + (_HELD_COPIES if config.sync_every > 1 else 0)
         third = 0.0 if config.proposal in (None, "policy", "base") else self.weights

@@ -40,7 +40,7 @@ _FREE = frozenset(
     }
     | {"save_dtype", "trust_remote_code", "warmup_epochs", "decay_epochs"}
     | {"evaluate_at_end", "check_workers", "check_failures", "check_output"}
-    | {"engine_url", "engine_folder", "engine_seconds", "engine_memory"}
+    | {"engine_url", "engine_folder", "engine_seconds", "engine_memory", "process_seconds", "base_error"}
 )
 """Settings that a resumed run may change without changing its result; learning rates are compared themselves."""
 _OWN = re.compile(r"^cdpg\.[\w.]*:")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
 
 from cdpg.config import CDPGConfig
@@ -19,7 +20,16 @@ from cdpg.system.trackers import require_trackers
 
 T = TypeVar("T")
 
-_SIGNS_OF_LOSS = ("closed by peer", "reset by peer", "broken pipe", "socket closed", "nccl", "remote process exited")
+_SIGNS_OF_LOSS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "socket closed",
+    "nccl",
+    "remote process exited",
+    "timed out waiting",
+    "wait timeout after",
+)
 """In messages of the libraries that processes communicate by, in lower case."""
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are summed in one call, unless a single one is larger."""
@@ -135,9 +145,11 @@ def make_accelerator(config: CDPGConfig) -> Accelerator:
             f"report_to names {', '.join(map(repr, missing))}, which this version of Accelerate cannot use; it can "
             f"use {', '.join(known) or 'none'}"
         )
+    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=config.process_seconds))
     return Accelerator(
-        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir
-    )
+        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir,
+        kwargs_handlers=[patience],
+    )  # fmt: skip
 
 
 def tracker_config(config: CDPGConfig) -> dict[str, Any]:

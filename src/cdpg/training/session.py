@@ -47,7 +47,8 @@ def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float],
                 raise
             # At once: a launcher is about to end this process, too, maybe before the exception is shown.
             _log.error(
-                "another process of this run has ended, and this one cannot continue without it: look at the message "
-                f"of that process, or whether the system killed it for lack of memory; continue with: {resume}"
+                "another process of this run has ended or cannot be reached, and this one cannot continue without it: "
+                "look at the message of that process, whether the system killed it for lack of memory, and whether the "
+                f"network is up; continue with: {resume}"
             )
             raise RunError("the run has lost one of its processes") from error

@@ -213,7 +213,7 @@ def _encoded(
     prompts = policy.encode(contexts, config.max_completion_length)
     if config.base_dtype != "float32":
         setting = f"base_dtype: {config.base_dtype}"
-        refuse_large_error(policy, base, prompts, config.max_completion_length, setting)
+        refuse_large_error(policy, base, prompts, config.max_completion_length, setting, config.base_error)
     return prompts
 
 

@@ -67,7 +67,9 @@ class Local:
         from vllm import LLM
 
         narrow = self._config.dtype == "bfloat16"
+        own = {}
         if self._on_cpu:
+            own["enable_chunked_prefill"] = False  # after a part of a prompt it rewinds a generator; a CPU's cannot
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # gigabytes; otherwise it takes half of the memory
         return LLM(
             model=folder,
@@ -78,6 +80,7 @@ class Local:
             enforce_eager=self._on_cpu,
             generation_config="vllm",  # its own settings, not the model's temperature
             worker_extension_cls=f"{LoadsWeights.__module__}.{LoadsWeights.__qualname__}",
+            **own,
         )
 
 

@@ -1,0 +1,279 @@
+"""The cost model of an epoch beside measurements, and tables of what it says of larger models.
+
+    python benchmarks/cost.py check [--processes 1,2,4]     # on CPUs, with models that fit
+    python benchmarks/cost.py table                         # extrapolated: nothing of it was run
+
+``check`` first measures what one process does (rates and fixed times, on one workload) and what two processes send,
+and then whole epochs of other workloads, with 1, 2 and 4 processes, in processor time of the busiest process. So the
+figures hold on a busy machine; the time by the clock is the same if every process has a core of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cost_model import FLOAT, Device, Model, Work, engine_devices, engine_epoch, epoch, memory
+from forked import forked
+from memory import make_model
+
+CALIBRATION = {"layers": 6, "width": 384, "vocabulary": 4000}
+LENGTH = 32
+"""Tokens of a completion in the calibration."""
+CHECKED: tuple[dict[str, Any], ...] = (
+    {"contexts": 8, "samples": 16, "prompt": 16, "completion": 32, "satisfying": 0.5},
+    {"contexts": 8, "samples": 16, "prompt": 64, "completion": 16, "satisfying": 0.125},
+    {"contexts": 4, "samples": 16, "prompt": 16, "completion": 32, "satisfying": 1.0, "width": 512},
+)
+"""Workloads; the last has a larger model than the one that the rates are measured with."""
+REPEATS = 2
+MODELS = (
+    Model("135M", 30, 576, 1536, 192, 49152),
+    Model("1B", 16, 2048, 8192, 512, 128256),
+    Model("8B", 32, 4096, 14336, 1024, 128256, tied=False),
+    Model("70B", 80, 8192, 28672, 1024, 128256, tied=False),
+)
+GPU = Device(
+    sampling=300e12, scoring=400e12, gradient=400e12, memory_rate=2e12, step_seconds=60e-6, pass_seconds=200e-6,
+    network=40e9, gathering=40e9, latency=30e-6, cache_rate=2e12, memory=80e9,
+)  # fmt: skip
+"""Assumed, not measured: a GPU with 80 GB, about 40 % of 989 TFLOP/s (bfloat16) and 60 % of 3.35 TB/s, and 400 Gbit/s
+between machines."""
+INSIDE = 300e9
+"""Assumed bytes/s between the GPUs of one machine, which has eight."""
+PRODUCTION = Work(64, 64, 256, 256, 0.2, rows_per_pass=512, tokens_per_pass=8192, recomputes=True)
+
+
+def shape(width: int, layers: int, vocabulary: int) -> Model:
+    """The models of ``benchmarks/memory.py``."""
+    return Model(f"{width} × {layers}", layers, width, 8 * width // 3, width, vocabulary)
+
+
+def seconds_of(work: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Processor seconds, the least of some repetitions after one to warm up."""
+    found = []
+    for _ in range(repeats + 1):
+        started = time.process_time()
+        work()
+        found.append(time.process_time() - started)
+    return min(found[1:])
+
+
+# --- children ---
+
+
+def calibrate(folder: Path) -> None:
+    """What one process does."""
+    import torch
+
+    from cdpg import CDPGConfig
+    from cdpg.contexts.contexts import Context
+    from cdpg.models.loading import load_model
+    from cdpg.models.rng import UniformStream
+    from cdpg.models.sampling import Samples, draw_samples
+    from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
+
+    config = CDPGConfig(device="cpu", max_completion_length=LENGTH, tokens_per_pass=1280)
+    model, made = load_model(str(folder / str(CALIBRATION["width"])), config), shape(**CALIBRATION)
+    prompt = 16
+    contexts = [Context(" ".join(f"w{n + 2}" for n in range(prompt)), {}, place) for place in range(4)]
+    prompts = model.encode(contexts, LENGTH)
+
+    def draw(samples: int) -> Samples:
+        return draw_samples(model, contexts, prompts, samples, config, UniformStream(0, "check", samples))
+
+    few, many = 2, 32
+    drawn = {samples: draw(samples) for samples in (few, many)}
+    token, start = made.flops(prompt + LENGTH / 2), 4 * prompt * made.flops(prompt / 2)
+
+    def rate_and_fixed(times: dict[int, float], times_flops: float, runs: float) -> tuple[float, float]:
+        """FLOP/s, and the seconds that do not depend on the number of samples, for each of so many runs."""
+        rows = 4 * (many - few)
+        rate = times_flops * rows * LENGTH * token / (times[many] - times[few])
+        return rate, (times[few] - times_flops * (4 * few * LENGTH * token + start) / rate) / runs
+
+    def scored(samples: Samples) -> None:
+        score_samples(model, samples, torch.arange(samples.lengths.numel()), 4 * many * LENGTH + 4 * prompt)
+
+    def differentiated(samples: Samples) -> None:
+        for part in plan_passes(samples, torch.arange(samples.lengths.numel()), 4 * many * LENGTH + 4 * prompt):
+            model.score(*prompts_and_rows(samples, part)).log_prob().sum().backward()
+
+    sampling, step = rate_and_fixed({n: seconds_of(lambda n=n: draw(n)) for n in drawn}, 1, LENGTH)
+    scoring, _ = rate_and_fixed({n: seconds_of(lambda s=s: scored(s)) for n, s in drawn.items()}, 1, 1)
+    gradient, fixed = rate_and_fixed({n: seconds_of(lambda s=s: differentiated(s)) for n, s in drawn.items()}, 3, 1)
+    optimiser = torch.optim.Adam(model.module.parameters(), fused=True)
+    adam = seconds_of(optimiser.step)
+    memory_rate = 7 * FLOAT * made.parameters / adam
+    step_seconds = step / made.layers - FLOAT * made.parameters / memory_rate / made.layers
+    found = {
+        "sampling": sampling, "scoring": scoring, "gradient": gradient, "memory_rate": memory_rate,
+        "step_seconds": step_seconds, "pass_seconds": fixed / made.layers,
+    }  # fmt: skip
+    (folder / "rates.json").write_text(json.dumps(found))
+
+
+def measure_network(folder: Path) -> None:
+    """What two processes send."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    big, small = torch.ones(4 * 2**20), torch.ones(1)
+    parts = torch.ones(2 * 2**20)
+    size = FLOAT * big.numel()
+
+    def many_small() -> None:
+        for _ in range(100):
+            dist.all_reduce(small)
+
+    latency = seconds_of(many_small) / 100
+    sums = seconds_of(lambda: dist.all_reduce(big)) - latency
+    gathers = seconds_of(lambda: dist.all_gather_into_tensor(big, parts)) - latency
+    if dist.get_rank() == 0:
+        # Of two processes, each sends all bytes once for a sum, and half of them to gather.
+        found = {"network": size / sums, "gathering": size / 2 / gathers, "latency": latency}
+        (folder / "network.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def share_of(satisfying: float) -> Callable[..., list[float]]:
+    every = round(1 / satisfying)
+
+    def check(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+        return [float(place % every == 0) for place in range(len(completions))]
+
+    return check
+
+
+def run(folder: Path, sharding: str) -> None:
+    """Whole epochs of every workload; every process reports its processor seconds."""
+    from transformers import TrainerCallback
+
+    from cdpg import CDPGConfig, CDPGTrainer
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+
+        def on_step_begin(self, *args: Any, **parts: Any) -> None:
+            self.started = time.process_time()
+
+        def on_step_end(self, *args: Any, **parts: Any) -> None:
+            self.seconds.append(time.process_time() - self.started)
+
+    found = []
+    for given in CHECKED:
+        config = CDPGConfig(
+            output_dir=str(folder / "run"), overwrite_output_dir=True, epochs=REPEATS + 1, warmup_epochs=0,
+            device="cpu", contexts_per_epoch=given["contexts"], num_generations=given["samples"], replay=0,
+            control_variate=False, max_completion_length=given["completion"], check_workers=0, evaluate_every=0,
+            evaluate_at_end=False, save_every=1000, keep="last", sharding=sharding,
+        )  # fmt: skip
+        data = [{"prompt": " ".join(f"w{n + place}" for n in range(given["prompt"]))} for place in range(2, 18)]
+        clock = Clock()
+        source = str(folder / str(given.get("width", CALIBRATION["width"])))
+        CDPGTrainer(source, share_of(given["satisfying"]), config, data, callbacks=[clock]).train()
+        found.append(min(clock.seconds[1:]))
+    (folder / f"seconds-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
+
+
+# --- this process ---
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def check(counts: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for width in {CALIBRATION["width"], *(given.get("width", CALIBRATION["width"]) for given in CHECKED)}:
+            shaped = (folder / str(width), width, CALIBRATION["layers"], CALIBRATION["vocabulary"])
+            forked(partial(make_model, *shaped))
+        forked(partial(calibrate, folder))
+        forked(partial(measure_network, folder), processes=2)
+        rates = read(folder / "rates.json") | read(folder / "network.json")
+        device = Device(**rates)
+        print("measured: " + ", ".join(f"{name} {value:.3g}" for name, value in rates.items()), flush=True)
+        print("| workload | sharding | processes | forecast, s | measured, s | ratio |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for count, sharding in ways(counts):
+            forked(partial(run, folder, sharding), processes=count)
+            seconds = [read(folder / f"seconds-{rank}.json") for rank in range(count)]
+            for number, facts in enumerate(CHECKED):
+                model = shape(**{**CALIBRATION, "width": facts.get("width", CALIBRATION["width"])})
+                work = Work(**{name: value for name, value in facts.items() if name != "width"})
+                found = max(of_rank[number] for of_rank in seconds)
+                expected = epoch(model, work, device, count, sharding == "full").total
+                label = f"{model.name}, N {work.contexts}, M {work.samples}, prompt {work.prompt}, completion "
+                label += f"{work.completion:.0f}, satisfying {work.satisfying}"
+                print(f"| {label} | {sharding} | {count} | {expected:.2f} | {found:.2f} | {expected / found:.2f} |")
+                sys.stdout.flush()
+
+
+def ways(counts: list[int]) -> Iterator[tuple[int, str]]:
+    for count in counts:
+        yield count, "none"
+        if count > 1:
+            yield count, "full"
+
+
+def table() -> None:
+    """What the formulas say of GPUs: an extrapolation."""
+    print("| model | GPUs | sharding | memory of each | own sampler, s | longest | engine, s | longest |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for model in MODELS:
+        for devices in (1, 2, 4, 8, 16, 32, 64):
+            print(row(model, devices))
+
+
+def row(model: Model, devices: int) -> str:
+    device = GPU if devices > 8 else Device(**{**vars(GPU), "network": INSIDE, "gathering": INSIDE})
+    way = next((d for d in (False, True) if memory(model, PRODUCTION, devices, d) < device.memory), None)
+    if way is None:
+        needed = memory(model, PRODUCTION, devices, True)
+        return f"| {model.name} | {devices} | does not fit | {needed / 1e9:.0f} GB | | | | |"
+    own = epoch(model, PRODUCTION, device, devices, way)
+    held = memory(model, PRODUCTION, devices, way)
+    cells = [model.name, str(devices), "full" if way else "none", f"{held / 1e9:.0f} GB", f"{own.total:.1f}"]
+    cells.append(own.bottleneck)
+    best = best_engine(model, device, devices)
+    cells += ["", ""] if best is None else [f"{best[0].total:.1f} ({best[1]} sample)", best[0].bottleneck]
+    return "| " + " | ".join(cells) + " |"
+
+
+def best_engine(model: Model, device: Device, devices: int) -> Any:
+    """The quickest division of the devices into those that train and those that sample."""
+    found = []
+    servers = engine_devices(model, device)
+    while servers < devices:
+        left = devices - servers
+        way = next((d for d in (False, True) if memory(model, PRODUCTION, left, d) < device.memory), None)
+        if way is not None:
+            found.append((engine_epoch(model, PRODUCTION, device, left, way, servers), servers))
+        servers *= 2
+    return min(found, key=lambda pair: pair[0].total, default=None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["check", "table"])
+    parser.add_argument("--processes", default="1,2,4")
+    options = parser.parse_args()
+    if options.part == "check":
+        check([int(count) for count in options.processes.split(",")])
+    else:
+        table()
+
+
+if __name__ == "__main__":
+    main()
