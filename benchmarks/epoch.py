@@ -1,6 +1,7 @@
-"""Times one epoch of cdpg stage by stage, beside the machine's own speed, ``generate`` and one step of TRL's GRPO.
+"""Times one epoch of cdpg stage by stage, beside the machine's own speed, ``generate``, and steps of GRPO and disco.
 
     python benchmarks/epoch.py --model FOLDER_OR_HUB_ID [--only sampling,epoch,grpo,memory] [--output FILE.json]
+    python benchmarks/epoch.py --model FOLDER_OR_HUB_ID --only disco --disco CHECKOUT
 
 Machines are noisy, so only ratios within one run are meaningful. The sides of a comparison take turns: each is in its
 own process, or both in one, and waits while the other works. This process itself loads nothing: on Linux a child's peak
@@ -25,8 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-PARTS = ("sampling", "epoch", "grpo", "memory")
+PARTS = ("sampling", "epoch", "grpo", "disco", "memory")
 STAGES = ("sampling", "constraint", "base", "gradient", "optimiser")
+RIVALS = {"GRPO": "grpo", "disco": "disco"}
 LEARNING_RATE = 1e-5
 GEMM_SIZE = 2048
 SAMPLES_LARGE = 64
@@ -157,10 +159,19 @@ def serve_sampling(spec: Record, link: Link) -> None:
         link.send({"seconds": time.perf_counter() - since, "tokens": tokens})
 
 
+def check_of(spec: Record) -> Callable[..., Sequence[bool]]:
+    """The constraint, which is the rivals' reward or scorer, too."""
+    from rare import documented
+
+    from cdpg.tasks.code.constraint import compiles
+
+    return documented if spec["rare"] else compiles
+
+
 def serve_cdpg(spec: Record, link: Link) -> None:
     """An epoch of the real trainer each turn."""
     from cdpg import CDPGConfig, CDPGTrainer
-    from cdpg.tasks.code.constraint import FunctionEnd, compiles
+    from cdpg.tasks.code.constraint import FunctionEnd
 
     folder = Path(spec["folder"]) / "cdpg"
     config = CDPGConfig(
@@ -172,6 +183,7 @@ def serve_cdpg(spec: Record, link: Link) -> None:
         learning_rate=LEARNING_RATE,
         warmup_epochs=0,
         save_every=10**6,
+        prune=not spec["unpruned"],
         device="cpu",
     )
     optimiser: list[float] = []
@@ -187,7 +199,7 @@ def serve_cdpg(spec: Record, link: Link) -> None:
 
     stop = FunctionEnd() if spec["stop"] else None
     callbacks = [turns(link, answer)]
-    trainer = CDPGTrainer(spec["model"], compiles, config, rows(), callbacks=callbacks, stop=stop)
+    trainer = CDPGTrainer(spec["model"], check_of(spec), config, rows(), callbacks=callbacks, stop=stop)
     step = trainer.optimizer.step
 
     def timed_step() -> None:
@@ -205,8 +217,7 @@ def serve_grpo(spec: Record, link: Link) -> None:
     from grpo import grpo_config
     from trl import GRPOTrainer
 
-    from cdpg.tasks.code.constraint import compiles
-
+    check = check_of(spec)
     completions = len(CONTEXTS) * spec["samples"]
     config = grpo_config(
         str(Path(spec["folder"]) / "grpo"), spec["samples"], completions, spec["grpo_batch"],
@@ -215,7 +226,7 @@ def serve_grpo(spec: Record, link: Link) -> None:
     seen: list[tuple[bool, int]] = []
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        verdicts = compiles(prompts, completions, **columns)
+        verdicts = check(prompts, completions, **columns)
         seen.extend(zip(verdicts, map(len, columns["completion_ids"]), strict=True))
         return [float(verdict) for verdict in verdicts]
 
@@ -228,6 +239,55 @@ def serve_grpo(spec: Record, link: Link) -> None:
 
     dataset, callbacks = Dataset.from_list(rows()), [turns(link, answer)]
     GRPOTrainer(plain_model(spec["model"]), reward, args=config, train_dataset=dataset, callbacks=callbacks).train()
+
+
+def serve_disco(spec: Record, link: Link) -> None:
+    """A step of disco's conditional tuner each turn, on the same contexts, samples and length, with the same check."""
+    import torch
+    from transformers import AutoTokenizer
+
+    sys.path.insert(0, spec["disco"])
+    from disco.distributions import LMDistribution
+    from disco.scorers import BooleanScorer
+    from disco.tuners import CDPGTuner
+
+    check, signature = check_of(spec), {row["prompt"]: row["signature"] for row in rows()}
+    tokenizer, seen = AutoTokenizer.from_pretrained(spec["model"]), list[tuple[bool, int]]()
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    policy, base = (
+        LMDistribution(plain_model(spec["model"]), tokenizer, freeze=frozen, length=spec["tokens"])
+        for frozen in (False, True)
+    )
+
+    def satisfies(sample: Any, context: str) -> torch.Tensor:
+        found = bool(check([context], [sample.text], signature=[signature[context]])[0])
+        seen.append((found, len(sample.token_ids)))
+        return torch.tensor(found)
+
+    completions = len(CONTEXTS) * spec["samples"]
+    tuner = CDPGTuner(
+        policy, base * BooleanScorer(satisfies), context_dataset=list(signature), track_metrics=["kl"],
+        learning_rate=LEARNING_RATE, warmup_steps=0, n_gradient_steps=10**6, n_samples_per_context=spec["samples"],
+        n_contexts_per_step=len(CONTEXTS), sampling_size=spec["samples"], scoring_size=spec["grpo_batch"],
+        validate_on_start=False,
+    )  # fmt: skip
+    since = 0.0
+
+    def begun(number: int) -> None:
+        nonlocal since
+        if number:
+            seconds = time.perf_counter() - since
+            judged, tokens = seen[:completions], sum(length for _, length in seen[:completions])
+            share = sum(found for found, _ in judged) / completions
+            seen.clear()
+            link.send({"seconds": seconds, "satisfaction": share, "tokens": tokens, "optimiser": "Adam", "stages": {}})
+        else:
+            link.send({})
+        link.receive()
+        since = time.perf_counter()
+
+    tuner.step_idx_updated.enroll(begun)
+    tuner.tune()
 
 
 def plain_model(name: str) -> Any:
@@ -246,7 +306,9 @@ def serve(spec: Record) -> None:
 
     if spec["threads"]:
         torch.set_num_threads(spec["threads"])
-    services = {"gemm": serve_gemm, "sampling": serve_sampling, "cdpg": serve_cdpg, "grpo": serve_grpo}
+    services: dict[str, Callable[[Record, Link], None]] = {
+        "gemm": serve_gemm, "sampling": serve_sampling, "cdpg": serve_cdpg, "grpo": serve_grpo, "disco": serve_disco,
+    }  # fmt: skip
     services[spec["service"]](spec, link)
 
 
@@ -323,21 +385,23 @@ def measure_sampling(options: argparse.Namespace, gemm: Callable[[], None]) -> R
 
 
 def measure_steps(options: argparse.Namespace, gemm: Callable[[], None]) -> Record:
-    """Epochs of cdpg, with and without the stopping rule, and steps of GRPO, in turns after a warm-up of each."""
+    """Epochs of cdpg, with and without the stopping rule, and steps of the rivals, in turns after a warm-up of each."""
     with ExitStack() as stack:
         kinds = {
             "cdpg": stack.enter_context(Worker(options, "cdpg", stop=False)),
             "cdpg, stopping": stack.enter_context(Worker(options, "cdpg", stop=True)),
         }
-        if "grpo" in options.only:
-            kinds["GRPO"] = stack.enter_context(Worker(options, "grpo"))
+        for rival, service in RIVALS.items():
+            if service in options.only:
+                kinds[rival] = stack.enter_context(Worker(options, service))
         rounds = []
         for _ in range(options.repeats + 1):
             gemm()
             rounds.append({kind: worker.turn() for kind, worker in kinds.items()})
     results = {kind: summary([answers[kind] for answers in rounds[1:]]) for kind in kinds}
-    for result in results.values() if "GRPO" in results else ():
-        result["ratio"] = results["GRPO"]["seconds"] / result["seconds"]
+    for rival, service in RIVALS.items():
+        for result in results.values() if rival in results else ():
+            result[f"ratio_{service}"] = results[rival]["seconds"] / result["seconds"]
     return results
 
 
@@ -388,7 +452,7 @@ def tell(results: Record, options: argparse.Namespace) -> None:
         batches = results["sampling"]["batches"]
         table("Sampling alone, rows side by side, none ending early", batches, SAMPLING_LINES)
     if "steps" in results:
-        table("One epoch, or one step of GRPO", results["steps"], STEP_LINES)
+        table("One epoch, or one step of a rival", results["steps"], STEP_LINES)
         if "GRPO" in results["steps"]:
             say(f"  GRPO steps by {results['steps']['GRPO']['optimiser']}, and knows no stopping rule:")
             say("  the same step of GRPO is compared with both.")
@@ -410,7 +474,8 @@ STEP_LINES = (
     ("tokens/s", "tokens_per_second", ".0f"),
     ("satisfying share", "satisfaction", ".1%"),
     ("peak memory, MB", "megabytes", ".0f"),
-    ("times faster than GRPO", "ratio", ".2f"),
+    ("times faster than GRPO", "ratio_grpo", ".2f"),
+    ("times faster than disco", "ratio_disco", ".2f"),
 )
 MEMORY_LINES = (("peak memory, MB", "megabytes", ".0f"), ("ratio", "ratio", ".3f"))
 
@@ -418,13 +483,17 @@ MEMORY_LINES = (("peak memory, MB", "megabytes", ".0f"), ("ratio", "ratio", ".3f
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub id")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {','.join(PARTS)}")
+    usual = ",".join(part for part in PARTS if part != "disco")
+    parser.add_argument("--only", default=usual, help=f"parts to run, of {','.join(PARTS)}")
     parser.add_argument("--threads", type=int, help="threads of arithmetic; PyTorch's own choice by default")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count, after one to warm up")
     parser.add_argument("--samples", type=int, default=16, help="M")
     parser.add_argument("--tokens", type=int, default=48, help="length of a completion")
     parser.add_argument("--memory-samples", type=int, default=256, help="M of the larger run in memory")
-    parser.add_argument("--grpo-batch", type=int, help="samples in one pass of GRPO; M by default")
+    parser.add_argument("--grpo-batch", type=int, help="samples in one pass of GRPO or disco; M by default")
+    parser.add_argument("--disco", help="the folder of a checkout of disco, which is not installed")
+    parser.add_argument("--rare", action="store_true", help="a constraint that few samples satisfy")
+    parser.add_argument("--unpruned", action="store_true", help="cdpg draws hopeless samples to their end")
     parser.add_argument("--output", type=Path, help="write the figures to this file as JSON")
     options = parser.parse_args()
     options.only = options.only.split(",")
@@ -433,6 +502,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"--grpo-batch must divide the {len(CONTEXTS) * options.samples} samples of a step")
     if unknown := set(options.only) - set(PARTS):
         parser.error(f"--only takes {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+    if "disco" in options.only and not options.disco:
+        parser.error("for disco, give the folder of its checkout: --disco FOLDER")
     return options
 
 
@@ -448,7 +519,7 @@ def main() -> None:
         gemm()
         if "sampling" in options.only:
             results["sampling"] = measure_sampling(options, gemm)
-        if {"epoch", "grpo"} & set(options.only):
+        if {"epoch", *RIVALS.values()} & set(options.only):
             results["steps"] = measure_steps(options, gemm)
         if "memory" in options.only:
             results["memory"] = measure_memory(options)

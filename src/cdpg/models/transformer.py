@@ -28,10 +28,9 @@ from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenS
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
 from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
-from cdpg.models.fast.gpt_neo_steps import GPTNeoSteps
+from cdpg.models.fast.families import steps_of
 from cdpg.models.fast.packed_weights import packed_weights, packing_works
-from cdpg.models.fast.steps import StepDecoding, Steps
-from cdpg.models.fast.t5_steps import T5Steps
+from cdpg.models.fast.steps import StepDecoding, Steps, advance_together
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.modules import inner_model
 from cdpg.models.narrow import narrow_layers, widen_when_run
@@ -41,8 +40,6 @@ from cdpg.system.distributed import Processes
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which model families limit how far back a position attends."""
-_STEPS = (GPTNeoSteps, T5Steps)
-"""Families whose decoder's step is written in fewer operations."""
 
 
 @dataclass
@@ -166,6 +163,16 @@ class TransformerModel(LanguageModel):
             state = self._prefill_for_decoding(prompts)
             return self._decode_after(state, context, max_length, self._can_share(state, max_length))
 
+    @property
+    def joins_batches(self) -> bool:
+        return self._steps is not None
+
+    def advance(self, decodings: Sequence[Decoding], tokens: Sequence[Tensor]) -> None:
+        stepped = [decoding for decoding in decodings if isinstance(decoding, StepDecoding)]
+        if len(stepped) < len(decodings):
+            return super().advance(decodings, tokens)
+        advance_together(stepped, tokens)
+
     def _decode_after(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
         if not share or self._steps is None:
             return _TransformerDecoding(self, prefix, context, max_length, share)
@@ -182,7 +189,7 @@ class TransformerModel(LanguageModel):
         if not self.exact_sampling:
             yield
             return
-        steps = self._made_steps(rows) if self.has_steps else None
+        steps = steps_of(self.inner, rows, self.packs_weights) if self.has_steps else None
         used = self.module if steps is None else self.inner.get_output_embeddings()
         with packed_weights(used, rows) if self.packs_weights else nullcontext():
             self._steps = steps
@@ -190,11 +197,6 @@ class TransformerModel(LanguageModel):
                 yield
             finally:
                 self._steps = None
-
-    def _made_steps(self, rows: int) -> Steps | None:
-        """The decoder's step in fewer operations, by the weights of now; None if there is none for this model."""
-        found = next((kind for kind in _STEPS if kind.fits(self.inner)), None)
-        return None if found is None else found(self.inner, rows, self.packs_weights)
 
     def in_step(self) -> AbstractContextManager[None]:
         return nullcontext() if self.lockstep is None else self.lockstep.stage()
@@ -312,7 +314,7 @@ class TransformerModel(LanguageModel):
     def _steps_work(self, own: Tensor) -> bool:
         """Whether there is a step in fewer operations for this model, and it does what the model's own does."""
         try:
-            self._steps = self._made_steps(3)
+            self._steps = steps_of(self.inner, 3, self.packs_weights)
             return self._steps is not None and self._agrees(own, share=True)
         except Exception:  # a later version of the family may have other modules
             return False

@@ -5,19 +5,21 @@ products. A step here reads the weights of the model's own modules and does the 
 family has its steps in a module of its own; models of other families, and models whose layers were changed (by
 adapters, for instance), are run by their own code.
 
-Axes: C contexts, R rows, P positions of a prompt, T positions of a row's own, H heads, D features of a head.
+Axes: C contexts, R rows, P positions of a prompt, T positions of a row's own, H heads, K key-value heads with G = H / K
+heads each, D features of a head.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cdpg.models.base import Decoding
+from cdpg.models.fast.attention import prompt_scores, prompt_values
 from cdpg.models.fast.cache import PrefixLayer, Shared
 from cdpg.models.fast.packed_weights import is_plain, packed_linear, pays
 
@@ -33,23 +35,44 @@ class Steps(ABC):
         """The state of rows that continue a prefix's cache, whose own tokens are ``lengths [R]`` many."""
 
     @abstractmethod
-    def step(self, state: StepState, tokens: Tensor) -> Tensor:
-        """Append one token to each row, ``[R]``; ``[R, feature]`` states that predict what follows."""
+    def step(self, states: Sequence[StepState], tokens: Tensor) -> Tensor:
+        """Append one token to each row, ``[R]``; ``[R, feature]`` states that predict what follows.
+
+        The rows are those of ``states``, one after the other. All go through the products side by side; each attends
+        to its own cache, so that rows of different states may be at different positions.
+        """
 
 
 class StepState:
-    """The rows' caches."""
+    """The caches of rows that are at the same position."""
 
     def __init__(self, prompts: list[PrefixLayer], own: RowCache, shared: Shared, positions: Tensor) -> None:
         self.prompts, self.own, self.shared = prompts, own, shared
         self.positions = positions
         """``[R]``: the position of each row's next token."""
 
+    def advance(self) -> None:
+        """Make room for one more token."""
+        self.positions = self.positions + 1
+        self.own.grow()
+
     def keep(self, rows: Tensor) -> None:
         """Keep these rows, in this order."""
         self.own.keep(rows)
         self.shared.keep(rows)
         self.positions = self.positions[rows]
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of ``[R, K, G, D]`` queries to the prompt and the rows' own positions, ``[R, K · G · D]``.
+
+        ``keys`` and ``values [R, K, D]`` are those of the last position; they are added to the cache.
+        """
+        self.own.add(layer, keys, values)
+        rows, heads = query.shape[:2]
+        before = prompt_scores(query, self.prompts[layer]).flatten(0, 1)
+        output, weights = own_attention(query.flatten(0, 1), self.own.parts(layer), [before])
+        output += prompt_values(weights.unflatten(0, (rows, heads)), self.prompts[layer]).flatten(0, 1)
+        return output.view(rows, -1)
 
 
 class RowCache:
@@ -60,9 +83,9 @@ class RowCache:
 
     def __init__(self, layers: int, rows: int, heads: int, features: int, like: Tensor) -> None:
         self.layers, self.rows, self.heads, self.features, self.like = layers, rows, heads, features, like
-        self.length = 0
+        self.length, self._held = 0, rows
         self.segments: list[list[Tensor]] = []
-        """``[segment][layer]``: ``[2, R, H, SEGMENT, D]``, keys and values."""
+        """``[segment][layer]``: ``[2, R, K, SEGMENT, D]``, keys and values."""
 
     def grow(self) -> None:
         """Make room for one more position, which :meth:`add` fills."""
@@ -71,13 +94,14 @@ class RowCache:
             self.segments.append([self.like.new_empty(size) for _ in range(self.layers)])
         self.length += 1
 
-    def add(self, layer: int, keys_and_values: Tensor) -> None:
-        """Fill the last position of a layer from ``[R, 2, H, D]``."""
+    def add(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Fill the last position of a layer from ``[R, K, D]`` each."""
         place = (self.length - 1) % SEGMENT
-        self.segments[-1][layer][:, :, :, place] = keys_and_values.transpose(0, 1)
+        self.segments[-1][layer][0, :, :, place] = keys
+        self.segments[-1][layer][1, :, :, place] = values
 
     def parts(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values by segment, ``[R · H, positions, D]``."""
+        """Keys and values by segment, ``[R · K, positions, D]``."""
         found = []
         for number, segment in enumerate(self.segments):
             filled = min(SEGMENT, self.length - SEGMENT * number)
@@ -86,16 +110,19 @@ class RowCache:
         return found
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows; only rows that change their position are copied."""
+        """Keep these rows; only rows that change their position are copied, until half of the memory can be freed."""
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         source = rows[moved]
+        shrinks = 2 * len(rows) <= self._held
         for number, segment in enumerate(self.segments):
             filled = min(SEGMENT, self.length - SEGMENT * number)
             for layer, buffer in enumerate(segment):
                 if len(moved):
                     buffer[:, moved, :, :filled] = buffer[:, source, :, :filled]
-                segment[layer] = buffer[:, : len(rows)]
+                kept = buffer[:, : len(rows)]
+                segment[layer] = kept.clone() if shrinks else kept
         self.rows = len(rows)
+        self._held = self.rows if shrinks else self._held
 
 
 class StepDecoding(Decoding):
@@ -105,19 +132,42 @@ class StepDecoding(Decoding):
         self.steps, self.hidden, self.state = steps, hidden, state
 
     def advance(self, tokens: Tensor) -> None:
-        self.hidden = self.steps.step(self.state, tokens)
+        self.hidden = self.steps.step([self.state], tokens)
 
     def keep(self, rows: Tensor) -> None:
         self.state.keep(rows)
         self.hidden = self.hidden[rows]
 
 
-def own_attention(
-    query: Tensor, parts: list[tuple[Tensor, Tensor]], first: list[Tensor], adjust: Callable[[Tensor], None]
-) -> tuple[Tensor, Tensor]:
-    """Attention of ``[R · H, 1, D]`` queries to the rows' own positions, ``[R · H, 1, D]``.
+def attend(states: Sequence[StepState], layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """:meth:`StepState.attend` of the rows of several states, one after the other."""
+    if len(states) == 1:
+        return states[0].attend(layer, query, keys, values)
+    parts = zip(states, *(of_states(states, tensor) for tensor in (query, keys, values)), strict=True)
+    return torch.cat([state.attend(layer, *part) for state, *part in parts])
 
-    ``first`` may hold scores ``[R · H, 1, P]`` of positions that come before. ``adjust`` changes all scores in place.
+
+def of_states(states: Sequence[StepState], tensor: Tensor) -> Sequence[Tensor]:
+    """``[R, …]`` by state."""
+    return tensor.split([state.own.rows for state in states])
+
+
+def advance_together(decodings: Sequence[StepDecoding], tokens: Sequence[Tensor]) -> None:
+    """Append one token to each row of several batches of one model, in one step."""
+    hidden = decodings[0].steps.step([decoding.state for decoding in decodings], torch.cat([*tokens]))
+    for decoding, part in zip(decodings, hidden.split([len(part) for part in tokens]), strict=True):
+        decoding.hidden = part
+
+
+def own_attention(
+    query: Tensor,
+    parts: list[tuple[Tensor, Tensor]],
+    first: list[Tensor],
+    adjust: Callable[[Tensor], None] = lambda scores: None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of ``[R · K, G, D]`` queries to the rows' own positions, ``[R · K, G, D]``.
+
+    ``first`` may hold scores ``[R · K, G, P]`` of positions that come before. ``adjust`` changes all scores in place.
     The weights of the positions before are returned, too.
     """
     scores = [*first, *(torch.bmm(query, keys.transpose(1, 2)) for keys, _ in parts)]
@@ -131,6 +181,13 @@ def own_attention(
     for product in products[1:]:
         output += product
     return output, before
+
+
+def scaled(hidden: Tensor, epsilon: float) -> Tensor:
+    """The root-mean-square norm over the last axis, without its weights."""
+    norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+    scale: Tensor = norm.square_().mul_(1.0 / hidden.shape[-1]).add_(epsilon).rsqrt_()
+    return hidden * scale
 
 
 Linear = Callable[[Tensor], Tensor]
