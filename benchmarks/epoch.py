@@ -62,7 +62,8 @@ def rows() -> list[Record]:
 class Link:
     """The child's end: a line of JSON in for each turn, a line of JSON out when it is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, processor_time: bool) -> None:
+        self.now = time.process_time if processor_time else time.perf_counter
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever libraries print goes to the log
 
@@ -81,7 +82,7 @@ class Link:
 
 
 def turns(link: Link, answer: Callable[[float], Record]) -> Any:
-    """A callback for either trainer: waits before each step, and reports the wall time from there to its end."""
+    """A callback for either trainer: waits before each step, and reports the time from there to its end."""
     from transformers import TrainerCallback
 
     class Turns(TrainerCallback):  # type: ignore[misc]
@@ -92,12 +93,12 @@ def turns(link: Link, answer: Callable[[float], Record]) -> Any:
             self._wait()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            link.send(answer(time.perf_counter() - self.since))
+            link.send(answer(link.now() - self.since))
             self._wait()
 
         def _wait(self) -> None:
             link.receive()
-            self.since = time.perf_counter()
+            self.since = link.now()
 
     return Turns()
 
@@ -113,9 +114,9 @@ def serve_gemm(spec: Record, link: Link) -> None:
     while link.receive():
         best = float("inf")
         for _ in range(5):
-            since = time.perf_counter()
+            since = link.now()
             left @ right
-            best = min(best, time.perf_counter() - since)
+            best = min(best, link.now() - since)
         link.send({"flops": 2 * GEMM_SIZE**3 / best})
 
 
@@ -129,7 +130,7 @@ def serve_sampling(spec: Record, link: Link) -> None:
     from cdpg.models.loading import load_model
     from cdpg.models.rng import UniformStream
     from cdpg.models.sampling import sample_chunks
-    from cdpg.models.transformer import pad
+    from cdpg.models.state import pad
 
     config = CDPGConfig(device="cpu", max_completion_length=spec["tokens"])
     model = load_model(spec["model"], config)
@@ -153,10 +154,10 @@ def serve_sampling(spec: Record, link: Link) -> None:
     ways = {"cdpg": by_cdpg, "generate": by_generate}
     link.send({"parameters": sum(parameter.numel() for parameter in module.parameters())})
     while request := link.receive():
-        since = time.perf_counter()
+        since = link.now()
         with torch.inference_mode():
             tokens = ways[request["way"]](request["samples"])
-        link.send({"seconds": time.perf_counter() - since, "tokens": tokens})
+        link.send({"seconds": link.now() - since, "tokens": tokens})
 
 
 def check_of(spec: Record) -> Callable[..., Sequence[bool]]:
@@ -171,6 +172,7 @@ def check_of(spec: Record) -> Callable[..., Sequence[bool]]:
 def serve_cdpg(spec: Record, link: Link) -> None:
     """An epoch of the real trainer each turn."""
     from cdpg import CDPGConfig, CDPGTrainer
+    from cdpg.rollout.sampler import Stopwatch
     from cdpg.tasks.code.constraint import FunctionEnd
 
     folder = Path(spec["folder"]) / "cdpg"
@@ -199,13 +201,14 @@ def serve_cdpg(spec: Record, link: Link) -> None:
 
     stop = FunctionEnd() if spec["stop"] else None
     callbacks = [turns(link, answer)]
+    Stopwatch.__init__.__defaults__ = (link.now,)  # the stages' clock is that of the whole
     trainer = CDPGTrainer(spec["model"], check_of(spec), config, rows(), callbacks=callbacks, stop=stop)
     step = trainer.optimizer.step
 
     def timed_step() -> None:
-        since = time.perf_counter()
+        since = link.now()
         step()
-        optimiser.append(time.perf_counter() - since)
+        optimiser.append(link.now() - since)
 
     trainer.optimizer.step = timed_step  # type: ignore[method-assign, assignment]
     trainer.train()
@@ -276,7 +279,7 @@ def serve_disco(spec: Record, link: Link) -> None:
     def begun(number: int) -> None:
         nonlocal since
         if number:
-            seconds = time.perf_counter() - since
+            seconds = link.now() - since
             judged, tokens = seen[:completions], sum(length for _, length in seen[:completions])
             share = sum(found for found, _ in judged) / completions
             seen.clear()
@@ -284,7 +287,7 @@ def serve_disco(spec: Record, link: Link) -> None:
         else:
             link.send({})
         link.receive()
-        since = time.perf_counter()
+        since = link.now()
 
     tuner.step_idx_updated.enroll(begun)
     tuner.tune()
@@ -301,7 +304,7 @@ def plain_model(name: str) -> Any:
 
 def serve(spec: Record) -> None:
     """The whole life of a child process."""
-    link = Link()
+    link = Link(spec["processor_time"])
     import torch
 
     if spec["threads"]:
@@ -493,6 +496,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--grpo-batch", type=int, help="samples in one pass of GRPO or disco; M by default")
     parser.add_argument("--disco", help="the folder of a checkout of disco, which is not installed")
     parser.add_argument("--rare", action="store_true", help="a constraint that few samples satisfy")
+    parser.add_argument("--processor-time", action="store_true", help="not wall time: for a busy machine, one thread")
     parser.add_argument("--unpruned", action="store_true", help="cdpg draws hopeless samples to their end")
     parser.add_argument("--output", type=Path, help="write the figures to this file as JSON")
     options = parser.parse_args()

@@ -21,7 +21,10 @@ from cdpg.models.sampling import Samples, assemble, sample_chunks
 from cdpg.models.transformer import TransformerModel
 from test_fast import CONTEXT, PROMPTS, STEPS, check, fail, language_model, stepped, wide_gpt_neo
 
-STEPPED = {"gpt_neo": wide_gpt_neo, **{name: partial(language_model, name) for name in ("llama", "qwen2", "qwen3", "t5", "t5_gated_untied")}}
+STEPPED = {
+    "gpt_neo": wide_gpt_neo,
+    **{name: partial(language_model, name) for name in ("llama", "qwen2", "qwen3", "t5", "t5_gated_untied")},
+}
 """Families whose step is written in fewer operations."""
 
 
@@ -31,8 +34,9 @@ def test_steps_in_fewer_operations_give_the_model_s_own_states(family: str, monk
 
     The first segments are full and the last is not.
     """
+    monkeypatch.setattr(steps, "LAST", 1)
     monkeypatch.setattr(steps, "SEGMENT", 2)
-    monkeypatch.setattr(t5_steps, "SEGMENT", 1)  # a table of biases that is too short for the last steps
+    monkeypatch.setattr(t5_steps, "_BIASES", 2)  # too few for the last steps
     model = STEPPED[family]()
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
@@ -122,24 +126,29 @@ def sampled(model: TransformerModel, rows_per_pass: int) -> Samples:
 
 def test_rows_of_a_segmented_cache_move_with_what_they_hold() -> None:
     cache = RowCache(2, rows=4, heads=1, features=3, like=torch.zeros(1))
-    held = torch.arange(2 * 40 * 4 * 2 * 3.0).view(2, 40, 4, 2, 1, 3)  # [layer, position, row, key or value, head, …]
-    for position in range(40):
+    held = torch.arange(2 * 90 * 4 * 2 * 3.0).view(2, 90, 4, 2, 1, 3)  # [layer, position, row, key or value, head, …]
+    for position in range(90):
         cache.grow()
         for layer in range(2):
             cache.add(layer, *held[layer, position].unbind(1))
     kept = torch.tensor([0, 3, 2])
     cache.keep(kept)
-    assert cache.segments[0][0].untyped_storage().nbytes() == 2 * 4 * 32 * 3 * 4, "one row is not worth copying"
+    assert memory_of(cache) == 2 * 4 * 64 * 3 * 4, "one row is not worth copying"
     check_cache(cache, held, kept)
     cache.keep(torch.tensor([0, 2]))
-    assert cache.segments[0][0].untyped_storage().nbytes() == 2 * 2 * 32 * 3 * 4, "half of the memory is free"
+    assert memory_of(cache) == 2 * 2 * 64 * 3 * 4, "half of the memory is free"
     check_cache(cache, held, kept[[0, 2]])
     cache.keep(torch.tensor([1, 1]))  # as beams do it
     check_cache(cache, held, kept[[2, 2]])
 
 
+def memory_of(cache: RowCache) -> int:
+    """Bytes of the first segment of a layer."""
+    return cache.parts(0)[0][0].untyped_storage().nbytes()
+
+
 def check_cache(cache: RowCache, held: torch.Tensor, kept: torch.Tensor) -> None:
-    assert [keys.shape[1] for keys, _ in cache.parts(0)] == [32, 8]
+    assert [keys.shape[1] for keys, _ in cache.parts(0)] == [64, 16, 10]
     for layer in range(2):
         keys, values = (torch.cat(parts, dim=1) for parts in zip(*cache.parts(layer), strict=True))
         assert torch.equal(keys, held[layer, :, kept, 0, 0].transpose(0, 1))

@@ -133,6 +133,10 @@ class LanguageModel(ABC):
         """Context for sampling ``rows`` rows side by side; the model may prepare its weights for it."""
         return nullcontext()
 
+    def remembering_prompts(self) -> AbstractContextManager[None]:
+        """Context in which prompts that are started again need not be encoded again; the weights do not change."""
+        return nullcontext()
+
     def in_step(self) -> AbstractContextManager[None]:
         """Context in which processes run the model different numbers of times; all of them enter and leave it."""
         return nullcontext()

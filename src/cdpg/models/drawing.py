@@ -7,9 +7,6 @@ from torch import Tensor
 
 from cdpg.errors import RunError
 
-_AT_ONCE = 2**18
-"""Numbers whose probabilities a CPU computes at once, so that they stay in its cache."""
-
 
 def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse transform: one token a row and its log-probability, from ``[row, vocabulary]`` and ``[row]`` float64.
@@ -17,13 +14,6 @@ def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     The cumulative sum runs in float64, over sums of blocks and then within one block. So tokens are drawn with the
     probabilities that are recorded, however large the vocabulary. A token of probability 0 is never drawn.
     """
-    rows = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    parts = zip(logits.split(rows), uniforms.to(logits.device).split(rows), strict=True)
-    tokens, log_probs = zip(*(_draw(*part) for part in parts), strict=True)
-    return torch.cat(tokens), torch.cat(log_probs)
-
-
-def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     vocabulary = logits.shape[1]
     size = 1 << vocabulary.bit_length() // 2  # of a block: about as many tokens as there are blocks
     probabilities = logits.softmax(dim=1)

@@ -23,8 +23,12 @@ from cdpg.models.fast.attention import prompt_scores, prompt_values
 from cdpg.models.fast.cache import PrefixLayer, Shared
 from cdpg.models.fast.packed_weights import is_plain, packed_linear, pays
 
-SEGMENT = 32
-"""Positions in a segment of a row's cache."""
+_SMALL = 400
+"""PyTorch multiplies many matrices of fewer numbers one by one, which is slower than to add up position by position."""
+LAST = 16
+"""The last positions of a row's cache, which are stored apart."""
+SEGMENT = 64
+"""Positions in a full segment of a row's cache, a multiple of :data:`LAST`."""
 
 
 class Steps(ABC):
@@ -76,53 +80,64 @@ class StepState:
 
 
 class RowCache:
-    """Keys and values of the rows' own positions, of all layers, in segments.
+    """Keys and values of the rows' own positions, of all layers.
 
-    All segments but the last are full, so that attention reads memory without gaps: gaps cost it half of its speed.
+    Attention reads memory without gaps: gaps for positions to come take two thirds of its speed. The last positions are
+    in the order of the positions, so that one more is written behind them. When there are :data:`LAST`, they are sorted
+    into segments by rows, in which long products are faster.
     """
 
     def __init__(self, layers: int, rows: int, heads: int, features: int, like: Tensor) -> None:
-        self.layers, self.rows, self.heads, self.features, self.like = layers, rows, heads, features, like
-        self.length, self._held = 0, rows
-        self.segments: list[list[Tensor]] = []
-        """``[segment][layer]``: ``[2, R, K, SEGMENT, D]``, keys and values."""
+        self.length, self.rows, self._held = 0, rows, rows
+        self._last = [like.new_empty(2, LAST, rows, heads, features) for _ in range(layers)]
+        """``[layer]``: ``[2, LAST, R, K, D]``, keys and values of the last positions."""
+        self._segments: list[list[Tensor]] = []
+        """``[segment][layer]``: ``[2, R, K, positions, D]``, of those before."""
 
     def grow(self) -> None:
         """Make room for one more position, which :meth:`add` fills."""
-        if self.length == SEGMENT * len(self.segments):
-            size = (2, self.rows, self.heads, SEGMENT, self.features)
-            self.segments.append([self.like.new_empty(size) for _ in range(self.layers)])
+        if self.length and self.length % LAST == 0:
+            self._sort()
         self.length += 1
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Fill the last position of a layer from ``[R, K, D]`` each."""
-        place = (self.length - 1) % SEGMENT
-        self.segments[-1][layer][0, :, :, place] = keys
-        self.segments[-1][layer][1, :, :, place] = values
+        place = (self.length - 1) % LAST
+        self._last[layer][0, place] = keys
+        self._last[layer][1, place] = values
 
     def parts(self, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Keys and values by segment, ``[R · K, positions, D]``."""
-        found = []
-        for number, segment in enumerate(self.segments):
-            filled = min(SEGMENT, self.length - SEGMENT * number)
-            keys, values = segment[layer].flatten(1, 2).unbind(0)
-            found.append((keys[:, :filled], values[:, :filled]))
-        return found
+        whole = [segment[layer].flatten(1, 2) for segment in self._segments]
+        filled = (self.length - 1) % LAST + 1
+        last = self._last[layer][:, :filled].flatten(2, 3).transpose(1, 2)
+        return [(keys, values) for keys, values in (*whole, last)]
 
     def keep(self, rows: Tensor) -> None:
         """Keep these rows; only rows that change their position are copied, until half of the memory can be freed."""
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         source = rows[moved]
         shrinks = 2 * len(rows) <= self._held
-        for number, segment in enumerate(self.segments):
-            filled = min(SEGMENT, self.length - SEGMENT * number)
-            for layer, buffer in enumerate(segment):
+        for axis, buffers in ((2, self._last), *((1, segment) for segment in self._segments)):
+            for layer, buffer in enumerate(buffers):
                 if len(moved):
-                    buffer[:, moved, :, :filled] = buffer[:, source, :, :filled]
-                kept = buffer[:, : len(rows)]
-                segment[layer] = kept.clone() if shrinks else kept
+                    buffer.index_copy_(axis, moved, buffer.index_select(axis, source))
+                kept = buffer.narrow(axis, 0, len(rows))
+                buffers[layer] = kept.clone() if shrinks else kept
         self.rows = len(rows)
         self._held = self.rows if shrinks else self._held
+
+    def _sort(self) -> None:
+        """Move the last positions to the segments."""
+        joins = bool(self._segments) and self._segments[-1][0].shape[3] < SEGMENT
+        if not joins:
+            self._segments.append([])
+        for layer, last in enumerate(self._last):
+            by_row = last.permute(0, 2, 3, 1, 4)
+            if joins:
+                self._segments[-1][layer] = torch.cat([self._segments[-1][layer], by_row], dim=3)
+            else:
+                self._segments[-1].append(by_row.clone(memory_format=torch.contiguous_format))
 
 
 class StepDecoding(Decoding):
@@ -176,11 +191,22 @@ def own_attention(
     weights = both.softmax(dim=2)
     sizes = [part.shape[2] for part in scores]
     before, *own = weights.split(sizes, dim=2) if first else (weights[:, :, :0], *weights.split(sizes, dim=2))
-    products = [torch.bmm(part, values) for part, (_, values) in zip(own, parts, strict=True)]
+    products = [_weighted(part, values) for part, (_, values) in zip(own, parts, strict=True)]
     output = products[0]
     for product in products[1:]:
         output += product
     return output, before
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """Sums of ``[N, T, D]`` values by ``[N, G, T]`` weights, ``[N, G, D]``."""
+    count, positions, features = values.shape
+    if weights.shape[1] > 1 or positions * features >= _SMALL or count < _SMALL:
+        return torch.bmm(weights, values)
+    found = values[:, 0] * weights[:, 0, :1]
+    for position in range(1, positions):
+        found.addcmul_(values[:, position], weights[:, 0, position, None])
+    return found[:, None]
 
 
 def scaled(hidden: Tensor, epsilon: float) -> Tensor:

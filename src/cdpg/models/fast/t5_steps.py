@@ -13,7 +13,6 @@ from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActD
 
 from cdpg.models.fast.cache import PrefixLayer, Shared
 from cdpg.models.fast.steps import (
-    SEGMENT,
     AddLinear,
     Linear,
     RowCache,
@@ -26,6 +25,9 @@ from cdpg.models.fast.steps import (
     own_attention,
     scaled,
 )
+
+_BIASES = 64
+"""Positions whose biases are made at first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class T5Steps(Steps):
         dense = decoder.block[0].layer[2].DenseReluDense
         self._activation, self._gated = dense.act, type(dense) is T5DenseGatedActDense
         self._last_norm, self._epsilon = decoder.final_layer_norm, model.config.layer_norm_epsilon
-        self._biases = self._biases_of(2 * SEGMENT)
+        self._biases = self._biases_of(_BIASES)
 
     @classmethod
     def fits(cls, model: Any) -> bool:
@@ -63,11 +65,15 @@ class T5Steps(Steps):
         found: Any = model
         blocks = [block.layer for block in found.get_decoder().block]
         kinds = {type(layers[2].DenseReluDense) for layers in blocks}
-        return len(kinds) == 1 and kinds <= {T5DenseActDense, T5DenseGatedActDense} and all_plain(
-            layer
-            for own, cross, dense in blocks
-            for a in (own.SelfAttention, cross.EncDecAttention)
-            for layer in (a.q, a.k, a.v, a.o, *_inner(dense.DenseReluDense), dense.DenseReluDense.wo)
+        return (
+            len(kinds) == 1
+            and kinds <= {T5DenseActDense, T5DenseGatedActDense}
+            and all_plain(
+                layer
+                for own, cross, dense in blocks
+                for a in (own.SelfAttention, cross.EncDecAttention)
+                for layer in (a.q, a.k, a.v, a.o, *_inner(dense.DenseReluDense), dense.DenseReluDense.wo)
+            )
         )
 
     def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
