@@ -1,7 +1,6 @@
 """Compares epochs with and without pruning: the tokens that are drawn, and the seconds that they take.
 
-    python benchmarks/pruning.py [--task code-pep8] [--rare] [--model FOLDER] [--epochs 4] [--threads 1] [--output FILE.json]
-
+    python benchmarks/pruning.py [--task code-pep8] [--rare] [--model FOLDER] [--epochs 4] [--output FILE.json]
     python benchmarks/pruning.py --task code-pep8 --sound 10000
 
 Two runs of the task's tiny preset take turns, one pruned and one not. Their learning rate is 0, so that they draw the

@@ -164,7 +164,8 @@ def attend(states: Sequence[StepState], layer: int, query: Tensor, keys: Tensor,
 
 def of_states(states: Sequence[StepState], tensor: Tensor) -> Sequence[Tensor]:
     """``[R, …]`` by state."""
-    return tensor.split([state.own.rows for state in states])
+    parts: Sequence[Tensor] = tensor.split([state.own.rows for state in states])
+    return parts
 
 
 def advance_together(decodings: Sequence[StepDecoding], tokens: Sequence[Tensor]) -> None:

@@ -121,10 +121,9 @@ class T5Steps(Steps):
         return torch.cat(found) if len(found) > 1 else found[0]
 
     def _activated(self, inner: Tensor) -> Tensor:
-        if not self._gated:
-            return self._activation(inner)
-        gate, linear_half = inner.chunk(2, dim=1)
-        return self._activation(gate) * linear_half
+        gate, *others = inner.chunk(2, dim=1) if self._gated else (inner,)
+        found: Tensor = self._activation(gate)
+        return found * others[0] if others else found
 
     def _biases_of(self, length: int) -> Tensor:
         """``[H, 1, T]``: the biases of the last of so many positions."""
