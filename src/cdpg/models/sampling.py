@@ -18,8 +18,8 @@ from cdpg.models.drawing import draw_tokens
 from cdpg.models.rng import UniformStream
 from cdpg.system import memory
 
-_REFILL = 4
-"""Waiting rows begin when one of this many places is free."""
+_REFILL = 2
+"""Waiting rows begin when one of this many places is free. Batches attend apart, so that few of them are best."""
 
 _AHEAD = 16
 """Positions whose uniform numbers are drawn at once."""
