@@ -1,6 +1,7 @@
-"""Times one epoch of cdpg stage by stage, beside the machine's own speed, ``generate`` and one step of TRL's GRPO.
+"""Times one epoch of cdpg stage by stage, beside the machine's own speed, ``generate``, and steps of GRPO and disco.
 
     python benchmarks/epoch.py --model FOLDER_OR_HUB_ID [--only sampling,epoch,grpo,memory] [--output FILE.json]
+    python benchmarks/epoch.py --model FOLDER_OR_HUB_ID --only disco --disco CHECKOUT
 
 Machines are noisy, so only ratios within one run are meaningful. The sides of a comparison take turns: each is in its
 own process, or both in one, and waits while the other works. This process itself loads nothing: on Linux a child's peak
@@ -25,8 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-PARTS = ("sampling", "epoch", "grpo", "memory")
+PARTS = ("sampling", "epoch", "grpo", "disco", "memory")
 STAGES = ("sampling", "constraint", "base", "gradient", "optimiser")
+RIVALS = {"GRPO": "grpo", "disco": "disco"}
 LEARNING_RATE = 1e-5
 GEMM_SIZE = 2048
 SAMPLES_LARGE = 64
@@ -60,7 +62,8 @@ def rows() -> list[Record]:
 class Link:
     """The child's end: a line of JSON in for each turn, a line of JSON out when it is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, processor_time: bool) -> None:
+        self.now = time.process_time if processor_time else time.perf_counter
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever libraries print goes to the log
 
@@ -79,7 +82,7 @@ class Link:
 
 
 def turns(link: Link, answer: Callable[[float], Record]) -> Any:
-    """A callback for either trainer: waits before each step, and reports the wall time from there to its end."""
+    """A callback for either trainer: waits before each step, and reports the time from there to its end."""
     from transformers import TrainerCallback
 
     class Turns(TrainerCallback):  # type: ignore[misc]
@@ -90,12 +93,12 @@ def turns(link: Link, answer: Callable[[float], Record]) -> Any:
             self._wait()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            link.send(answer(time.perf_counter() - self.since))
+            link.send(answer(link.now() - self.since))
             self._wait()
 
         def _wait(self) -> None:
             link.receive()
-            self.since = time.perf_counter()
+            self.since = link.now()
 
     return Turns()
 
@@ -111,9 +114,9 @@ def serve_gemm(spec: Record, link: Link) -> None:
     while link.receive():
         best = float("inf")
         for _ in range(5):
-            since = time.perf_counter()
+            since = link.now()
             left @ right
-            best = min(best, time.perf_counter() - since)
+            best = min(best, link.now() - since)
         link.send({"flops": 2 * GEMM_SIZE**3 / best})
 
 
@@ -127,7 +130,7 @@ def serve_sampling(spec: Record, link: Link) -> None:
     from cdpg.models.loading import load_model
     from cdpg.models.rng import UniformStream
     from cdpg.models.sampling import sample_chunks
-    from cdpg.models.transformer import pad
+    from cdpg.models.state import pad
 
     config = CDPGConfig(device="cpu", max_completion_length=spec["tokens"])
     model = load_model(spec["model"], config)
@@ -151,16 +154,26 @@ def serve_sampling(spec: Record, link: Link) -> None:
     ways = {"cdpg": by_cdpg, "generate": by_generate}
     link.send({"parameters": sum(parameter.numel() for parameter in module.parameters())})
     while request := link.receive():
-        since = time.perf_counter()
+        since = link.now()
         with torch.inference_mode():
             tokens = ways[request["way"]](request["samples"])
-        link.send({"seconds": time.perf_counter() - since, "tokens": tokens})
+        link.send({"seconds": link.now() - since, "tokens": tokens})
+
+
+def check_of(spec: Record) -> Callable[..., Sequence[bool]]:
+    """The constraint, which is the rivals' reward or scorer, too."""
+    from rare import documented
+
+    from cdpg.tasks.code.constraint import compiles
+
+    return documented if spec["rare"] else compiles
 
 
 def serve_cdpg(spec: Record, link: Link) -> None:
     """An epoch of the real trainer each turn."""
     from cdpg import CDPGConfig, CDPGTrainer
-    from cdpg.tasks.code.constraint import FunctionEnd, compiles
+    from cdpg.rollout.sampler import Stopwatch
+    from cdpg.tasks.code.constraint import FunctionEnd
 
     folder = Path(spec["folder"]) / "cdpg"
     config = CDPGConfig(
@@ -172,6 +185,7 @@ def serve_cdpg(spec: Record, link: Link) -> None:
         learning_rate=LEARNING_RATE,
         warmup_epochs=0,
         save_every=10**6,
+        prune=not spec["unpruned"],
         device="cpu",
     )
     optimiser: list[float] = []
@@ -187,13 +201,14 @@ def serve_cdpg(spec: Record, link: Link) -> None:
 
     stop = FunctionEnd() if spec["stop"] else None
     callbacks = [turns(link, answer)]
-    trainer = CDPGTrainer(spec["model"], compiles, config, rows(), callbacks=callbacks, stop=stop)
+    Stopwatch.__init__.__defaults__ = (link.now,)  # the stages' clock is that of the whole
+    trainer = CDPGTrainer(spec["model"], check_of(spec), config, rows(), callbacks=callbacks, stop=stop)
     step = trainer.optimizer.step
 
     def timed_step() -> None:
-        since = time.perf_counter()
+        since = link.now()
         step()
-        optimiser.append(time.perf_counter() - since)
+        optimiser.append(link.now() - since)
 
     trainer.optimizer.step = timed_step  # type: ignore[method-assign, assignment]
     trainer.train()
@@ -205,8 +220,7 @@ def serve_grpo(spec: Record, link: Link) -> None:
     from grpo import grpo_config
     from trl import GRPOTrainer
 
-    from cdpg.tasks.code.constraint import compiles
-
+    check = check_of(spec)
     completions = len(CONTEXTS) * spec["samples"]
     config = grpo_config(
         str(Path(spec["folder"]) / "grpo"), spec["samples"], completions, spec["grpo_batch"],
@@ -215,7 +229,7 @@ def serve_grpo(spec: Record, link: Link) -> None:
     seen: list[tuple[bool, int]] = []
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        verdicts = compiles(prompts, completions, **columns)
+        verdicts = check(prompts, completions, **columns)
         seen.extend(zip(verdicts, map(len, columns["completion_ids"]), strict=True))
         return [float(verdict) for verdict in verdicts]
 
@@ -230,6 +244,55 @@ def serve_grpo(spec: Record, link: Link) -> None:
     GRPOTrainer(plain_model(spec["model"]), reward, args=config, train_dataset=dataset, callbacks=callbacks).train()
 
 
+def serve_disco(spec: Record, link: Link) -> None:
+    """A step of disco's conditional tuner each turn, on the same contexts, samples and length, with the same check."""
+    import torch
+    from transformers import AutoTokenizer
+
+    sys.path.insert(0, spec["disco"])
+    from disco.distributions import LMDistribution
+    from disco.scorers import BooleanScorer
+    from disco.tuners import CDPGTuner
+
+    check, signature = check_of(spec), {row["prompt"]: row["signature"] for row in rows()}
+    tokenizer, seen = AutoTokenizer.from_pretrained(spec["model"]), list[tuple[bool, int]]()
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    policy, base = (
+        LMDistribution(plain_model(spec["model"]), tokenizer, freeze=frozen, length=spec["tokens"])
+        for frozen in (False, True)
+    )
+
+    def satisfies(sample: Any, context: str) -> torch.Tensor:
+        found = bool(check([context], [sample.text], signature=[signature[context]])[0])
+        seen.append((found, len(sample.token_ids)))
+        return torch.tensor(found)
+
+    completions = len(CONTEXTS) * spec["samples"]
+    tuner = CDPGTuner(
+        policy, base * BooleanScorer(satisfies), context_dataset=list(signature), track_metrics=["kl"],
+        learning_rate=LEARNING_RATE, warmup_steps=0, n_gradient_steps=10**6, n_samples_per_context=spec["samples"],
+        n_contexts_per_step=len(CONTEXTS), sampling_size=spec["samples"], scoring_size=spec["grpo_batch"],
+        validate_on_start=False,
+    )  # fmt: skip
+    since = 0.0
+
+    def begun(number: int) -> None:
+        nonlocal since
+        if number:
+            seconds = link.now() - since
+            judged, tokens = seen[:completions], sum(length for _, length in seen[:completions])
+            share = sum(found for found, _ in judged) / completions
+            seen.clear()
+            link.send({"seconds": seconds, "satisfaction": share, "tokens": tokens, "optimiser": "Adam", "stages": {}})
+        else:
+            link.send({})
+        link.receive()
+        since = link.now()
+
+    tuner.step_idx_updated.enroll(begun)
+    tuner.tune()
+
+
 def plain_model(name: str) -> Any:
     """In float32; a folder whose weights once were quantised may still say so, and the trainer would refuse it."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -241,12 +304,14 @@ def plain_model(name: str) -> Any:
 
 def serve(spec: Record) -> None:
     """The whole life of a child process."""
-    link = Link()
+    link = Link(spec["processor_time"])
     import torch
 
     if spec["threads"]:
         torch.set_num_threads(spec["threads"])
-    services = {"gemm": serve_gemm, "sampling": serve_sampling, "cdpg": serve_cdpg, "grpo": serve_grpo}
+    services: dict[str, Callable[[Record, Link], None]] = {
+        "gemm": serve_gemm, "sampling": serve_sampling, "cdpg": serve_cdpg, "grpo": serve_grpo, "disco": serve_disco,
+    }  # fmt: skip
     services[spec["service"]](spec, link)
 
 
@@ -323,21 +388,23 @@ def measure_sampling(options: argparse.Namespace, gemm: Callable[[], None]) -> R
 
 
 def measure_steps(options: argparse.Namespace, gemm: Callable[[], None]) -> Record:
-    """Epochs of cdpg, with and without the stopping rule, and steps of GRPO, in turns after a warm-up of each."""
+    """Epochs of cdpg, with and without the stopping rule, and steps of the rivals, in turns after a warm-up of each."""
     with ExitStack() as stack:
         kinds = {
             "cdpg": stack.enter_context(Worker(options, "cdpg", stop=False)),
             "cdpg, stopping": stack.enter_context(Worker(options, "cdpg", stop=True)),
         }
-        if "grpo" in options.only:
-            kinds["GRPO"] = stack.enter_context(Worker(options, "grpo"))
+        for rival, service in RIVALS.items():
+            if service in options.only:
+                kinds[rival] = stack.enter_context(Worker(options, service))
         rounds = []
         for _ in range(options.repeats + 1):
             gemm()
             rounds.append({kind: worker.turn() for kind, worker in kinds.items()})
     results = {kind: summary([answers[kind] for answers in rounds[1:]]) for kind in kinds}
-    for result in results.values() if "GRPO" in results else ():
-        result["ratio"] = results["GRPO"]["seconds"] / result["seconds"]
+    for rival, service in RIVALS.items():
+        for result in results.values() if rival in results else ():
+            result[f"ratio_{service}"] = results[rival]["seconds"] / result["seconds"]
     return results
 
 
@@ -388,7 +455,7 @@ def tell(results: Record, options: argparse.Namespace) -> None:
         batches = results["sampling"]["batches"]
         table("Sampling alone, rows side by side, none ending early", batches, SAMPLING_LINES)
     if "steps" in results:
-        table("One epoch, or one step of GRPO", results["steps"], STEP_LINES)
+        table("One epoch, or one step of a rival", results["steps"], STEP_LINES)
         if "GRPO" in results["steps"]:
             say(f"  GRPO steps by {results['steps']['GRPO']['optimiser']}, and knows no stopping rule:")
             say("  the same step of GRPO is compared with both.")
@@ -410,7 +477,8 @@ STEP_LINES = (
     ("tokens/s", "tokens_per_second", ".0f"),
     ("satisfying share", "satisfaction", ".1%"),
     ("peak memory, MB", "megabytes", ".0f"),
-    ("times faster than GRPO", "ratio", ".2f"),
+    ("times faster than GRPO", "ratio_grpo", ".2f"),
+    ("times faster than disco", "ratio_disco", ".2f"),
 )
 MEMORY_LINES = (("peak memory, MB", "megabytes", ".0f"), ("ratio", "ratio", ".3f"))
 
@@ -418,13 +486,18 @@ MEMORY_LINES = (("peak memory, MB", "megabytes", ".0f"), ("ratio", "ratio", ".3f
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub id")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {','.join(PARTS)}")
+    usual = ",".join(part for part in PARTS if part != "disco")
+    parser.add_argument("--only", default=usual, help=f"parts to run, of {','.join(PARTS)}")
     parser.add_argument("--threads", type=int, help="threads of arithmetic; PyTorch's own choice by default")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count, after one to warm up")
     parser.add_argument("--samples", type=int, default=16, help="M")
     parser.add_argument("--tokens", type=int, default=48, help="length of a completion")
     parser.add_argument("--memory-samples", type=int, default=256, help="M of the larger run in memory")
-    parser.add_argument("--grpo-batch", type=int, help="samples in one pass of GRPO; M by default")
+    parser.add_argument("--grpo-batch", type=int, help="samples in one pass of GRPO or disco; M by default")
+    parser.add_argument("--disco", help="the folder of a checkout of disco, which is not installed")
+    parser.add_argument("--rare", action="store_true", help="a constraint that few samples satisfy")
+    parser.add_argument("--processor-time", action="store_true", help="not wall time: for a busy machine, one thread")
+    parser.add_argument("--unpruned", action="store_true", help="cdpg draws hopeless samples to their end")
     parser.add_argument("--output", type=Path, help="write the figures to this file as JSON")
     options = parser.parse_args()
     options.only = options.only.split(",")
@@ -433,6 +506,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"--grpo-batch must divide the {len(CONTEXTS) * options.samples} samples of a step")
     if unknown := set(options.only) - set(PARTS):
         parser.error(f"--only takes {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+    if "disco" in options.only and not options.disco:
+        parser.error("for disco, give the folder of its checkout: --disco FOLDER")
     return options
 
 
@@ -448,7 +523,7 @@ def main() -> None:
         gemm()
         if "sampling" in options.only:
             results["sampling"] = measure_sampling(options, gemm)
-        if {"epoch", "grpo"} & set(options.only):
+        if {"epoch", *RIVALS.values()} & set(options.only):
             results["steps"] = measure_steps(options, gemm)
         if "memory" in options.only:
             results["memory"] = measure_memory(options)

@@ -1,6 +1,7 @@
 """Compares epochs with and without pruning: the tokens that are drawn, and the seconds that they take.
 
-    python benchmarks/pruning.py [--task code-pep8] [--rare] [--epochs 4] [--threads 1] [--output FILE.json]
+    python benchmarks/pruning.py [--task code-pep8] [--rare] [--model FOLDER] [--epochs 4] [--output FILE.json]
+    python benchmarks/pruning.py --task code-pep8 --sound 10000
 
 Two runs of the task's tiny preset take turns, one pruned and one not. Their learning rate is 0, so that they draw the
 same samples of the base, and only the ends of hopeless samples differ. Machines are noisy: only ratios within one run
@@ -12,46 +13,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from rare import documented
 
 from cdpg.jobs.job import Job
 from cdpg.rollout.sampler import Stopwatch
-from cdpg.tasks.code.constraint import cannot_compile, compiles
 from cdpg.training.setup import Parts, set_up
-
-_DOCSTRING = re.compile(r"\s*[rRuU]?[\"']")
 
 Record = dict[str, Any]
 
 
-def documented(prompts: list[str], completions: list[str], **columns: Any) -> list[bool]:
-    """A rarer constraint: the function compiles and begins with a docstring."""
-    begun = [_DOCSTRING.match(text) is not None for text in completions]
-    return [docstring and b for docstring, b in zip(begun, compiles(prompts, completions), strict=True)]
-
-
-def cannot_be_documented(prompts: list[str], prefixes: list[str], **columns: Any) -> list[bool]:
-    """Where the first line is complete and no docstring, or the function cannot compile any more."""
-    other = [bool(text.strip()) and not _DOCSTRING.match(text) for text in prefixes]
-    return [wrong or broken for wrong, broken in zip(other, cannot_compile(prompts, prefixes), strict=True)]
-
-
-cannot_be_documented.watch = "\n"  # type: ignore[attr-defined]
-documented.hopeless = cannot_be_documented  # type: ignore[attr-defined]
-
-
 def make(given: argparse.Namespace, prune: bool, folder: Path) -> Parts:
-    job = Job.from_mapping({"task": given.task})
+    job = Job.from_mapping({"task": given.task} | ({"model": given.model} if given.model else {}))
     inputs = job.load()
+    sizes = {"contexts_per_epoch": given.contexts, "num_generations": given.samples}
     config = job.settings.replace(
-        prune=prune, output_dir=str(folder), learning_rate=0.0, replay=0, control_variate=given.control_variate
-    )
+        prune=prune, output_dir=str(folder), learning_rate=0.0, replay=0, control_variate=given.control_variate,
+        **{name: value for name, value in sizes.items() if value},
+    )  # fmt: skip
     return set_up(
         config, job.model, documented if given.rare else inputs.constraints, inputs.tuning, inputs.held_out,
         processing_class=None, peft_config=None, stop=inputs.stop, measure=inputs.measure, command=None, inputs={},
@@ -117,17 +101,47 @@ def compare(given: argparse.Namespace) -> Record:
     }
 
 
+def check_soundness(given: argparse.Namespace) -> Record:
+    """Draws samples of the base until enough satisfy the constraint; none of their prefixes may be called hopeless."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts = make(given, False, Path(folder))
+        (check,) = parts.judge.prefix_checks
+        config, model = parts.sampler.config, parts.base
+        satisfying = asked = wrong = number = 0
+        while satisfying < given.sound:
+            number += 1
+            chosen = parts.stream.draw(number - 1, config.contexts_per_epoch)
+            contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
+            rollout = parts.sampler.draw(number, contexts, prompts, False, Stopwatch())
+            owners, prefixes = [], []
+            for context, sample in (rollout.b > 0).nonzero().tolist():
+                tokens = rollout.samples.token_ids(context, sample)
+                found = {model.decode(prompts[context], tokens[:end]) for end in range(1, len(tokens))}
+                satisfying += 1
+                owners += [contexts[context]] * len(found)
+                prefixes += sorted(found)
+            asked += len(prefixes)
+            wrong += sum(check.collect(check.submit(owners, [text.rstrip("\ufffd") for text in prefixes])))
+            print(number, {"satisfying": satisfying, "prefixes": asked, "wrong": wrong}, flush=True)
+        parts.evaluator.close()
+    return {"task": given.task, "satisfying": satisfying, "prefixes": asked, "called hopeless": wrong}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="code-compilability", choices=("code-compilability", "code-pep8"))
+    parser.add_argument("--model", help="a causal model, instead of the task's base")
+    parser.add_argument("--contexts", type=int, help="of an epoch, instead of the preset's")
+    parser.add_argument("--samples", type=int, help="for each context, instead of the preset's")
     parser.add_argument("--rare", action="store_true", help="a constraint that few samples satisfy")
     parser.add_argument("--control-variate", action="store_true", help="take gradients of every sample")
     parser.add_argument("--epochs", type=int, default=4, help="of each side, after one to warm up")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sound", type=int, help="look at all prefixes of so many satisfying samples instead")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found = compare(given)
+    found = check_soundness(given) if given.sound else compare(given)
     text = json.dumps(found, indent=2)
     print(text)
     if given.output:

@@ -193,7 +193,7 @@ def test_the_fast_ways_and_the_plain_ones_give_the_same_samples_and_scores(
 ) -> None:
     monkeypatch.setattr(packed_weights, "SMALLEST", smallest)
     fast = tiny_float32(family)
-    assert fast.has_steps == (family in ("gpt_neo", "t5"))
+    assert fast.has_steps == (family in ("gpt_neo", "llama", "qwen2", "qwen3", "t5", "t5_gated_untied"))
     assert fast.shares_prompts
     assert fast.packs_weights == torch.backends.mkldnn.is_available()
     found = sampled(fast)

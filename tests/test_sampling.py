@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import uneven
 from cdpg.contexts.contexts import Context
 from cdpg.errors import RunError
+from cdpg.models.drawing import draw_tokens
 from cdpg.models.rng import UniformStream, philox4x32
-from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, draw_tokens, sample_chunks
+from cdpg.models.sampling import Chunk, Samples, StopRule, assemble, sample_chunks
 from cdpg.models.tabular import TabularModel
 from enumeration import contexts_of, tabular
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,13 +10,21 @@ import torch
 
 import tiny
 from cdpg import CDPGConfig
+from cdpg.contexts.contexts import Context
+from cdpg.models import transformer
 from cdpg.models.codec import Codec
 from cdpg.models.fast import gpt_neo_steps, steps, t5_steps
 from cdpg.models.fast.steps import RowCache, StepDecoding
 from cdpg.models.loading import load_model
+from cdpg.models.rng import UniformStream
+from cdpg.models.sampling import Samples, assemble, sample_chunks
+from cdpg.models.transformer import TransformerModel
 from test_fast import CONTEXT, PROMPTS, STEPS, check, fail, language_model, stepped, wide_gpt_neo
 
-STEPPED = {"gpt_neo": wide_gpt_neo, "t5": lambda: language_model("t5")}
+STEPPED = {
+    "gpt_neo": wide_gpt_neo,
+    **{name: partial(language_model, name) for name in ("llama", "qwen2", "qwen3", "t5", "t5_gated_untied")},
+}
 """Families whose step is written in fewer operations."""
 
 
@@ -25,8 +34,9 @@ def test_steps_in_fewer_operations_give_the_model_s_own_states(family: str, monk
 
     The first segments are full and the last is not.
     """
+    monkeypatch.setattr(steps, "LAST", 1)
     monkeypatch.setattr(steps, "SEGMENT", 2)
-    monkeypatch.setattr(t5_steps, "SEGMENT", 1)  # a table of biases that is too short for the last steps
+    monkeypatch.setattr(t5_steps, "_BIASES", 2)  # too few for the last steps
     model = STEPPED[family]()
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
@@ -82,16 +92,63 @@ def test_changed_layers_have_no_steps(family: str) -> None:
     assert not load_model(module, config, tokenizer).has_steps
 
 
+@pytest.mark.parametrize("family", list(STEPPED))
+def test_rows_that_wait_take_the_places_of_rows_that_finished(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same samples as in one pass, token for token, though rows at different positions are in one step."""
+    model = STEPPED[family]()
+    model.end_ids = frozenset(range(0, 300, 6))  # so that rows end at different times
+    whole = sampled(model, 20)
+    plain, steps_of_8 = transformer.advance_together, list[list[int]]()
+
+    def counted(decodings: Any, tokens: Any) -> None:
+        steps_of_8.append([len(part) for part in tokens])
+        plain(decodings, tokens)
+
+    monkeypatch.setattr(transformer, "advance_together", counted)
+    few = sampled(model, 8)
+    assert torch.equal(few.tokens, whole.tokens)
+    assert torch.equal(few.lengths, whole.lengths)
+    assert len(whole.lengths.unique()) > 4
+    torch.testing.assert_close(few.token_log_q, whole.token_log_q, rtol=1e-6, atol=1e-7)
+    assert max(map(len, steps_of_8)) > 1, "several batches in one step"
+    assert max(map(sum, steps_of_8)) <= 8
+    monkeypatch.setattr(type(model), "joins_batches", False)
+    steps_alone = len(steps_of_8)
+    sampled(model, 8)
+    assert steps_alone < len(steps_of_8) - steps_alone, "fewer steps, since none is half empty while rows wait"
+
+
+def sampled(model: TransformerModel, rows_per_pass: int) -> Samples:
+    contexts = [Context("", {}, row) for row in range(4)]
+    chunks = list(sample_chunks(model, PROMPTS, 5, 12, UniformStream(0, "test", 1), rows_per_pass))
+    return assemble(contexts, PROMPTS, chunks, 5)
+
+
 def test_rows_of_a_segmented_cache_move_with_what_they_hold() -> None:
     cache = RowCache(2, rows=4, heads=1, features=3, like=torch.zeros(1))
-    held = torch.arange(2 * 40 * 4 * 2 * 3.0).view(2, 40, 4, 2, 1, 3)  # [layer, position, row, key or value, head, …]
-    for position in range(40):
+    held = torch.arange(2 * 90 * 4 * 2 * 3.0).view(2, 90, 4, 2, 1, 3)  # [layer, position, row, key or value, head, …]
+    for position in range(90):
         cache.grow()
         for layer in range(2):
-            cache.add(layer, held[layer, position])
+            cache.add(layer, *held[layer, position].unbind(1))
     kept = torch.tensor([0, 3, 2])
     cache.keep(kept)
-    assert [keys.shape[1] for keys, _ in cache.parts(0)] == [32, 8]
+    assert memory_of(cache) == 2 * 4 * 64 * 3 * 4, "one row is not worth copying"
+    check_cache(cache, held, kept)
+    cache.keep(torch.tensor([0, 2]))
+    assert memory_of(cache) == 2 * 2 * 64 * 3 * 4, "half of the memory is free"
+    check_cache(cache, held, kept[[0, 2]])
+    cache.keep(torch.tensor([1, 1]))  # as beams do it
+    check_cache(cache, held, kept[[2, 2]])
+
+
+def memory_of(cache: RowCache) -> int:
+    """Bytes of the first segment of a layer."""
+    return cache.parts(0)[0][0].untyped_storage().nbytes()
+
+
+def check_cache(cache: RowCache, held: torch.Tensor, kept: torch.Tensor) -> None:
+    assert [keys.shape[1] for keys, _ in cache.parts(0)] == [64, 16, 10]
     for layer in range(2):
         keys, values = (torch.cat(parts, dim=1) for parts in zip(*cache.parts(layer), strict=True))
         assert torch.equal(keys, held[layer, :, kept, 0, 0].transpose(0, 1))

@@ -234,7 +234,7 @@ class Evaluator:
             block = slice(start, start + BLOCK)
             key = name, number, len(contexts[block])
             if key not in cache.parts:
-                with model.as_base() if is_base else nullcontext():
+                with model.as_base() if is_base else nullcontext(), model.remembering_prompts():
                     cache.parts[key] = self._part(sampler, number, contexts[block], prompts[block])
             parts.append(cache.parts[key])
         beamed = self.measure.beams > 0

@@ -93,6 +93,16 @@ class LanguageModel(ABC):
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         """Start a row for each entry of ``context`` (an index of a prompt); each prompt is encoded once."""
 
+    @property
+    def joins_batches(self) -> bool:
+        """Whether :meth:`advance` runs several batches as one, so that rows may begin while others continue."""
+        return False
+
+    def advance(self, decodings: Sequence[Decoding], tokens: Sequence[Tensor]) -> None:
+        """Append one token to each row of some batches that were started by :meth:`start`."""
+        for decoding, part in zip(decodings, tokens, strict=True):
+            decoding.advance(part)
+
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., feature]`` hidden states to ``[..., vocabulary]`` logits."""
@@ -121,6 +131,10 @@ class LanguageModel(ABC):
 
     def sampling(self, rows: int) -> AbstractContextManager[None]:
         """Context for sampling ``rows`` rows side by side; the model may prepare its weights for it."""
+        return nullcontext()
+
+    def remembering_prompts(self) -> AbstractContextManager[None]:
+        """Context in which prompts that are started again need not be encoded again; the weights do not change."""
         return nullcontext()
 
     def in_step(self) -> AbstractContextManager[None]:

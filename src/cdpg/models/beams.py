@@ -47,7 +47,9 @@ def beam_search(
     advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
     with memory.needed_for("searching with beams", advice), model.sampling(min(len(prompts), at_once) * beams):
         for start in range(0, len(order), at_once):
-            part = order[start : start + at_once]
+            part = sorted(
+                order[start : start + at_once]
+            )  # in the order of sampling, whose encoded prompts may be known
             best = _search(model, [prompts[index] for index in part], max_length, beams)
             found.update(zip(part, best, strict=True))
     return [found[index] for index in range(len(prompts))]
@@ -66,9 +68,7 @@ def _search(
     for search in searches:
         search.alive = [()] * beams
     for length in range(1, max_length + 1):
-        steps = model.logits(decoding.hidden).cpu().double().log_softmax(dim=1)
-        candidates = log_probs[:, :, None] + steps.view(len(going), beams, -1)  # [context, beam, token]
-        best = _best(candidates, beams, model.end_ids)
+        best = _best(model.logits(decoding.hidden).cpu(), log_probs, model.end_ids)
         rows, tokens, scores, stay = [], [], [], []
         for place, index in enumerate(going):
             kept = _step(searches[index], best[place], model.end_ids)
@@ -89,13 +89,22 @@ def _search(
     return [search.finished[0][1] for search in searches]
 
 
-def _best(candidates: Tensor, beams: int, end_ids: frozenset[int]) -> list[list[tuple[float, int, int]]]:
-    """The best continuations of each context, (log-probability, beam, token), enough of them if some end."""
-    _, width, vocabulary = candidates.shape
-    best = candidates.flatten(1).topk(min(width * vocabulary, beams * (1 + len(end_ids))), dim=1)
+def _best(logits: Tensor, log_probs: Tensor, end_ids: frozenset[int]) -> list[list[tuple[float, int, int]]]:
+    """The best continuations of each context, (log-probability, beam, token), enough of them if some end.
+
+    From ``[context · beam, token]`` logits and the ``[context, beam]`` log-probabilities of the beams. A continuation
+    that is among the best of its context is among the best of its beam.
+    """
+    contexts, beams = log_probs.shape
+    enough = beams * (1 + len(end_ids))
+    steps = logits.log_softmax(dim=1).topk(min(logits.shape[1], enough), dim=1)  # [context · beam, candidate]
+    candidates = log_probs[:, :, None] + steps.values.double().view(contexts, beams, -1)
+    best = candidates.flatten(1).topk(min(candidates[0].numel(), enough), dim=1)
+    tokens = steps.indices.view(contexts, -1).gather(1, best.indices)
+    places = best.indices // candidates.shape[2]
     return [
-        [(score, *divmod(flat, vocabulary)) for score, flat in zip(values, indices, strict=True)]
-        for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        list(zip(*parts, strict=True))
+        for parts in zip(best.values.tolist(), places.tolist(), tokens.tolist(), strict=True)
     ]
 
 

@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicLayer
 
 from cdpg.models.base import PromptTokens
 from cdpg.models.fast.cache import RowLayer, Shared
-from cdpg.models.transformer import State, TransformerModel, pad
+from cdpg.models.state import State, pad
+from cdpg.models.transformer import TransformerModel
 
 PREFILLED_AT_ONCE = 2**14
 """Tokens of prompts that are run at once, padding included, before decoding; a single prompt may have more."""

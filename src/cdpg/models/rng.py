@@ -44,8 +44,10 @@ class UniformStream:
     stream: str
     epoch: int
 
-    def draw(self, slots: NDArray[np.int64], samples: NDArray[np.int64], position: int) -> NDArray[np.float64]:
-        """One number for each pair of context slot and sample index, at one token position."""
+    def draw(
+        self, slots: NDArray[np.int64], samples: NDArray[np.int64], position: int | NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """One number for each pair of context slot and sample index, at one token position or at one for each."""
         counter = np.empty((len(slots), 4), dtype=np.uint64)
         counter[:, 0], counter[:, 1], counter[:, 2], counter[:, 3] = self.epoch, slots, samples, position
         words = philox4x32(counter, self._key())

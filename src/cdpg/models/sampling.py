@@ -13,13 +13,18 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.contexts.contexts import Context
-from cdpg.errors import RunError
 from cdpg.models.base import LanguageModel, PromptTokens, Rows
+from cdpg.models.drawing import draw_tokens
 from cdpg.models.rng import UniformStream
 from cdpg.system import memory
 
-_BLOCK = 256
-"""Tokens in a block; the search for a token runs over sums of blocks, then within one block."""
+_REFILL = 2
+"""Waiting rows begin when one of this many places is free. Batches attend apart, so that few of them are best."""
+
+_AHEAD = 16
+"""Positions whose uniform numbers are drawn at once."""
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class StopRule(Protocol):
@@ -122,44 +127,6 @@ class Samples:
         return Rows(index // self.shape[1], self.tokens.flatten(0, 1)[index, :width], lengths)
 
 
-def draw_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse transform: one token a row and its log-probability, from ``[row, vocabulary]`` and ``[row]`` float64.
-
-    The cumulative sum runs in float64, over sums of blocks and then within one block. So tokens are drawn with the
-    probabilities that are recorded, however large the vocabulary. A token of probability 0 is never drawn.
-    """
-    vocabulary = logits.shape[1]
-    probabilities = logits.softmax(dim=1)
-    blocks = _block_sums(probabilities).double().cumsum(dim=1)  # [row, block]
-    total = blocks[:, -1:]
-    if not bool(total.isfinite().all()):
-        raise RunError("the model's probabilities are not finite: its weights hold NaN or are too large")
-    block, goal = _first_above(blocks, uniforms.to(total)[:, None] * total)
-    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
-
-    members = block * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [row, token of the block]
-    inside = probabilities.gather(1, members.clamp(max=vocabulary - 1)).double()
-    inside = inside.masked_fill_(members >= vocabulary, 0.0)
-    place, _ = _first_above(inside.cumsum(dim=1), goal - before)
-    log_probs = inside.gather(1, place).log() - total.log()
-    return (block * _BLOCK + place)[:, 0], log_probs[:, 0]
-
-
-def _block_sums(weights: Tensor) -> Tensor:
-    whole = weights.shape[1] // _BLOCK * _BLOCK
-    sums: Tensor = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
-    if whole < weights.shape[1]:
-        sums = torch.cat([sums, weights[:, whole:].sum(dim=1, keepdim=True)], dim=1)
-    return sums
-
-
-def _first_above(edges: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first of ``[row, edge]`` cumulative sums above the goal, and the goal, kept below the last sum."""
-    top = edges[:, -1:]
-    goal = torch.minimum(goal, torch.nextafter(top, torch.zeros_like(top)))
-    return torch.searchsorted(edges, goal, right=True), goal
-
-
 @torch.inference_mode()
 def sample_chunks(
     model: LanguageModel,
@@ -174,24 +141,24 @@ def sample_chunks(
 ) -> Iterator[Chunk]:
     """Sample every context ``samples_per_context`` times, at most ``rows_per_pass`` rows side by side.
 
+    Rows that wait take the places of rows that finished, if the model can advance rows at different positions together.
     ``first_slot`` is the index of the first prompt in the epoch, so that several processes draw the same samples as
     one.
     """
     by_length = sorted(range(len(prompts)), key=lambda slot: len(prompts[slot]))
     rows = [slot * samples_per_context + sample for slot in by_length for sample in range(samples_per_context)]
     advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
+    waiting, batches = np.array(rows, dtype=np.int64), list[_Batch]()
     with memory.needed_for("sampling", advice), model.sampling(min(len(rows), rows_per_pass)):
-        for start in range(0, len(rows), rows_per_pass):
-            part = np.array(rows[start : start + rows_per_pass])
-            slots, index = np.unique(part // samples_per_context, return_inverse=True)
-            pruning = None if prune is None else prune(part.tolist())
-            batch = _Batch(model, [prompts[slot] for slot in slots], index, max_length, stop, pruning)
-            slot_of_row, sample_of_row = part // samples_per_context + first_slot, part % samples_per_context
-            for position in range(max_length):
-                drawn = uniforms.draw(slot_of_row[batch.alive], sample_of_row[batch.alive], position)
-                if not batch.step(torch.from_numpy(drawn), last=position + 1 == max_length):
-                    break
-            yield batch.chunk(part)
+        least = -(-rows_per_pass // _REFILL) if model.joins_batches else rows_per_pass
+        while len(waiting) or batches:
+            free = rows_per_pass - sum(len(batch.alive) for batch in batches)
+            if free >= least and len(waiting):
+                part, waiting = waiting[:free], waiting[free:]
+                batches.append(_Batch(model, prompts, part, samples_per_context, first_slot, max_length, stop, prune))
+            going = _step(model, batches, uniforms)
+            yield from (batch.chunk(batch.rows) for batch in batches if batch not in going)
+            batches = going
 
 
 class GrowingRows:
@@ -201,7 +168,7 @@ class GrowingRows:
         self,
         model: LanguageModel,
         prompts: Sequence[PromptTokens],
-        context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        context: IntArray,
         stop: StopRule | None,
         pruning: Pruning | None,
     ) -> None:
@@ -252,7 +219,7 @@ class GrowingRows:
         cut = self.stop.cut(text) if self.stop is not None else None
         return text if cut is None else cut
 
-    def chunk(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Chunk:
+    def chunk(self, rows: IntArray) -> Chunk:
         if self.pruning is not None:
             self.pruning.close()
         return Chunk(
@@ -266,35 +233,59 @@ class GrowingRows:
 
 
 class _Batch(GrowingRows):
-    """The rows of one pass; a finished row leaves the computation."""
+    """Rows that begin together; a finished row leaves the computation."""
 
     def __init__(
         self,
         model: LanguageModel,
         prompts: Sequence[PromptTokens],
-        context: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        rows: IntArray,
+        samples_per_context: int,
+        first_slot: int,
         max_length: int,
         stop: StopRule | None,
-        pruning: Pruning | None,
+        prune: Prune | None,
     ) -> None:
-        super().__init__(model, prompts, context, stop, pruning)
-        self.decoding = model.start(prompts, torch.from_numpy(context).to(model.device), max_length)
+        """``rows`` as :class:`Chunk` numbers them; ``prompts`` has those of all rows of the epoch."""
+        slots, context = np.unique(rows // samples_per_context, return_inverse=True)
+        pruning = None if prune is None else prune(rows.tolist())
+        super().__init__(model, [prompts[slot] for slot in slots], context, stop, pruning)
+        self.rows, self.max_length, self.position = rows, max_length, 0
+        self._slot, self._sample = rows // samples_per_context + first_slot, rows % samples_per_context
+        self._uniforms = np.empty((len(rows), _AHEAD))  # of some positions at once, which is faster
+        self.decoding = model.start(self.prompts, torch.from_numpy(context).to(model.device), max_length)
 
-    def step(self, uniforms: Tensor, last: bool) -> bool:
-        """Draw one token for each unfinished row; false if no row is left."""
-        logits = self.model.logits(self.decoding.hidden)
-        if logits.device.type == "mps":
-            logits = logits.cpu()  # MPS has no float64
-        tokens, log_q = draw_tokens(logits, uniforms)
-        living = self.add(tokens.tolist(), log_q.tolist(), last)
-        if not living:
-            return False
-        if len(living) < len(self.alive):
+    def uniforms(self, stream: UniformStream) -> Tensor:
+        """A number for the next token of each unfinished row."""
+        if self.position % _AHEAD == 0:
+            slots, samples = (np.repeat(part[self.alive], _AHEAD) for part in (self._slot, self._sample))
+            drawn = stream.draw(slots, samples, self.position + np.tile(np.arange(_AHEAD), len(self.alive)))
+            self._uniforms[self.alive] = drawn.reshape(-1, _AHEAD)
+        return torch.from_numpy(self._uniforms[self.alive, self.position % _AHEAD])
+
+    def take(self, tokens: Tensor, log_q: Tensor) -> Tensor:
+        """Append a token to each unfinished row; the tokens of the rows that continue, in their new order."""
+        self.position += 1
+        living = self.add(tokens.tolist(), log_q.tolist(), last=self.position == self.max_length)
+        if living and len(living) < len(self.alive):
             kept = _few_moves(living)
             self.alive, tokens = self.alive[kept], tokens[kept]
             self.decoding.keep(torch.tensor(kept, device=self.model.device))
-        self.decoding.advance(tokens.to(self.model.device))
-        return True
+        return tokens[: len(living)]
+
+
+def _step(model: LanguageModel, batches: Sequence[_Batch], stream: UniformStream) -> list[_Batch]:
+    """Draw one token for each unfinished row; the batches with rows that continue."""
+    logits = model.logits(torch.cat([batch.decoding.hidden for batch in batches]))
+    if logits.device.type == "mps":
+        logits = logits.cpu()  # MPS has no float64
+    sizes = [len(batch.alive) for batch in batches]
+    drawn = draw_tokens(logits, torch.cat([batch.uniforms(stream) for batch in batches]))
+    parts = zip(batches, *(values.split(sizes) for values in drawn), strict=True)
+    going = [(batch, taken) for batch, *own in parts if len(taken := batch.take(*own))]
+    if going:
+        model.advance([batch.decoding for batch, _ in going], [taken.to(model.device) for _, taken in going])
+    return [batch for batch, _ in going]
 
 
 def _few_moves(living: list[int]) -> list[int]:

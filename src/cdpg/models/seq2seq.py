@@ -14,7 +14,8 @@ from cdpg.errors import UserError
 from cdpg.models.base import PromptTokens
 from cdpg.models.codec import Codec
 from cdpg.models.fast.cache import PrefixLayer, RowLayer, Shared
-from cdpg.models.transformer import State, TransformerModel, pad
+from cdpg.models.state import State, pad
+from cdpg.models.transformer import TransformerModel
 
 
 class Seq2SeqModel(TransformerModel):

@@ -11,7 +11,6 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,48 +25,22 @@ from cdpg.models import sharding
 from cdpg.models.base import Decoding, LanguageModel, PromptTokens, Rows, TokenScores
 from cdpg.models.codec import Codec
 from cdpg.models.fast.attention import SharedAttention
-from cdpg.models.fast.cache import RowLayer, Shared, select_rows, take
-from cdpg.models.fast.gpt_neo_steps import GPTNeoSteps
+from cdpg.models.fast.cache import RowLayer, Shared
+from cdpg.models.fast.families import steps_of
 from cdpg.models.fast.packed_weights import packed_weights, packing_works
-from cdpg.models.fast.steps import StepDecoding, Steps
-from cdpg.models.fast.t5_steps import T5Steps
+from cdpg.models.fast.steps import StepDecoding, Steps, advance_together
 from cdpg.models.head import VocabularyHead, chosen_log_probs
 from cdpg.models.modules import inner_model
 from cdpg.models.narrow import NarrowLayers
 from cdpg.models.recomputing import recomputed
 from cdpg.models.saving import plain_sampling, saved_as, saved_by
+from cdpg.models.state import State
 from cdpg.system.distributed import Processes
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 """Settings by which model families limit how far back a position attends."""
-_STEPS = (GPTNeoSteps, T5Steps)
-"""Families whose decoder's step is written in fewer operations."""
-
-
-@dataclass
-class State:
-    """A batch of sequences during decoding."""
-
-    hidden: Tensor
-    """``[row, feature]``: predicts the next token."""
-    cache: Any
-    """Keys and values of everything before it."""
-    mask: Tensor
-    """``[row, position]``: which positions of the prefix are not padding."""
-    lengths: Tensor
-    """``[row]``: positions of the prefix that are not padding."""
-    steps: int = 0
-    """Tokens appended since the prefix, the same for every row."""
-
-    def select(self, rows: Tensor) -> None:
-        """Select these rows, in this order; a row may occur several times."""
-        select_rows(self.cache, rows)
-        self.take(rows)
-
-    def take(self, rows: Tensor) -> None:
-        """The same for all but the cache."""
-        self.hidden = take(self.hidden, rows)
-        self.mask, self.lengths = self.mask[rows], self.lengths[rows]
+_REMEMBERED = 2**14
+"""Tokens of prompts whose keys and values may be held until they are started again."""
 
 
 class TransformerModel(LanguageModel):
@@ -85,6 +58,8 @@ class TransformerModel(LanguageModel):
     """Whether the decoder's step is done in fewer operations while sampling; else by the model's own code."""
     _steps: Steps | None = None
     """Made for the present weights, while sampling."""
+    _prefixes: dict[tuple[PromptTokens, ...], State] | None = None
+    """The prompts that were started last, encoded, while they are remembered."""
     recomputes: bool = False
     """Whether layers keep no activations for the gradient, but compute them again in the backward pass."""
     lockstep: sharding.Lockstep | None = None
@@ -161,8 +136,35 @@ class TransformerModel(LanguageModel):
 
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         with self._decoding():
-            state = self._prefill_for_decoding(prompts)
+            state = self._prefix_of(prompts)
             return self._decode_after(state, context, max_length, self._can_share(state, max_length))
+
+    @contextmanager
+    def remembering_prompts(self) -> Iterator[None]:
+        self._prefixes = {}
+        try:
+            yield
+        finally:
+            self._prefixes = None
+
+    @property
+    def joins_batches(self) -> bool:
+        return self._steps is not None
+
+    def advance(self, decodings: Sequence[Decoding], tokens: Sequence[Tensor]) -> None:
+        stepped = [decoding for decoding in decodings if isinstance(decoding, StepDecoding)]
+        if len(stepped) < len(decodings):
+            return super().advance(decodings, tokens)
+        advance_together(stepped, tokens)
+
+    def _prefix_of(self, prompts: Sequence[PromptTokens]) -> State:
+        if self._prefixes is None or sum(map(len, prompts)) > _REMEMBERED:
+            return self._prefill_for_decoding(prompts)
+        key = tuple(prompts)
+        if key not in self._prefixes:
+            self._prefixes.clear()
+            self._prefixes[key] = self._prefill_for_decoding(prompts)
+        return self._prefixes[key]
 
     def _decode_after(self, prefix: State, context: Tensor, max_length: int, share: bool) -> Decoding:
         if not share or self._steps is None:
@@ -180,7 +182,7 @@ class TransformerModel(LanguageModel):
         if not self.exact_sampling:
             yield
             return
-        steps = self._made_steps(rows) if self.has_steps else None
+        steps = steps_of(self.inner, rows, self.packs_weights) if self.has_steps else None
         used = self.module if steps is None else self.inner.get_output_embeddings()
         with packed_weights(used, rows) if self.packs_weights else nullcontext():
             self._steps = steps
@@ -188,11 +190,6 @@ class TransformerModel(LanguageModel):
                 yield
             finally:
                 self._steps = None
-
-    def _made_steps(self, rows: int) -> Steps | None:
-        """The decoder's step in fewer operations, by the weights of now; None if there is none for this model."""
-        found = next((kind for kind in _STEPS if kind.fits(self.inner)), None)
-        return None if found is None else found(self.inner, rows, self.packs_weights)
 
     def in_step(self) -> AbstractContextManager[None]:
         return nullcontext() if self.lockstep is None else self.lockstep.stage()
@@ -312,7 +309,7 @@ class TransformerModel(LanguageModel):
     def _steps_work(self, own: Tensor) -> bool:
         """Whether there is a step in fewer operations for this model, and it does what the model's own does."""
         try:
-            self._steps = self._made_steps(3)
+            self._steps = steps_of(self.inner, 3, self.packs_weights)
             return self._steps is not None and self._agrees(own, share=True)
         except Exception:  # a later version of the family may have other modules
             return False
@@ -381,15 +378,3 @@ class _TransformerDecoding(Decoding):
         self.shared.keep(rows)
         self.state.take(rows)
         self.hidden = self.state.hidden
-
-
-def pad(sequences: Sequence[Sequence[int]], left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """``[row, position]`` token ids and their mask; padding is token 0, to which nothing attends."""
-    width = max(len(sequence) for sequence in sequences)
-    ids = torch.zeros(len(sequences), width, dtype=torch.long)
-    mask = torch.zeros(len(sequences), width, dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        place = slice(width - len(sequence), width) if left else slice(0, len(sequence))
-        ids[row, place] = torch.tensor(sequence, dtype=torch.long)
-        mask[row, place] = 1
-    return ids.to(device), mask.to(device)

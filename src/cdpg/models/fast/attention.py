@@ -55,8 +55,6 @@ def shared_attention(
     both = both * (features**-0.5 if scaling is None else scaling)
     if position_bias is not None:
         both = both + position_bias.expand(-1, heads, -1, -1).reshape(-1, key.shape[1], *both.shape[2:])
-    if prefix is not None and prefix.shared.log_mask is not None:
-        both[..., : prefix.get_seq_length()] += prefix.shared.log_mask[prefix.shared.groups.context]
     weights = both.softmax(dim=-1)
     output = _product(weights[..., -key.shape[2] :], value) if own else 0.0
     if prefix is not None:
@@ -108,10 +106,12 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def prompt_scores(folded: Tensor, prefix: PrefixLayer) -> Tensor:
-    """``[R, K, G, D]`` queries to ``[R, K, G, P]`` scores against the prompt of each row's context."""
-    groups = prefix.shared.groups
+    """``[R, K, G, D]`` queries to ``[R, K, G, P]`` scores against the prompt of each row's context; −∞ at padding."""
+    groups, log_mask = prefix.shared.groups, prefix.shared.log_mask
     spread = groups.spread(folded).transpose(1, 2)  # [C, K, width, G, D]
     scores = _product(spread.flatten(2, 3), prefix.keys.transpose(2, 3))
+    if log_mask is not None:
+        scores += log_mask
     return groups.merge(scores.unflatten(2, spread.shape[2:4]).transpose(1, 2))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import GPTNeoForCausalLM
 
-from cdpg.models.fast.attention import prompt_scores, prompt_values
 from cdpg.models.fast.cache import PrefixLayer, Shared
 from cdpg.models.fast.steps import (
     AddLinear,
@@ -20,8 +20,8 @@ from cdpg.models.fast.steps import (
     StepState,
     add_linear,
     all_plain,
+    attend,
     linear,
-    own_attention,
 )
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
@@ -68,31 +68,17 @@ class GPTNeoSteps(Steps):
         own = RowCache(len(prompts), len(lengths), self._heads, features, prompts[0].keys)
         return StepState(prompts, own, shared, lengths)
 
-    def step(self, state: StepState, tokens: Tensor) -> Tensor:
+    def step(self, states: Sequence[StepState], tokens: Tensor) -> Tensor:
         embed = nn.functional.embedding
-        states = embed(tokens, self._tokens).add_(embed(state.positions, self._positions))
-        state.positions = state.positions + 1
-        state.own.grow()
-        rows, heads = len(tokens), self._heads
-        mask = state.shared.log_mask
-        row_mask = None if mask is None else mask[state.shared.groups.context]  # [R, 1, 1, P]
-
-        def leave_padding_out(scores: Tensor) -> None:
-            if row_mask is not None:
-                scores.view(rows, heads, 1, -1)[..., : row_mask.shape[3]] += row_mask
-
-        for number, (layer, prompt) in enumerate(zip(self._layers, state.prompts, strict=True)):
-            mixed = layer.query_key_value(layer.norm_1(states)).view(rows, 3, heads, -1)
-            state.own.add(number, mixed[:, 1:])
-            query = mixed[:, 0, :, None]  # [R, H, 1, D]
-            before = prompt_scores(query, prompt).flatten(0, 1)
-            folded = query.reshape(rows * heads, 1, -1)
-            output, weights = own_attention(folded, state.own.parts(number), [before], leave_padding_out)
-            output = output.view(rows, heads, 1, -1)
-            output += prompt_values(weights.unflatten(0, (rows, heads)), prompt)
-            layer.output(output.view(rows, -1), states)
-            layer.outer(self._activation(layer.inner(layer.norm_2(states))), states)
-        last: Tensor = self._last_norm(states)
+        positions = torch.cat([state.positions for state in states])
+        hidden = embed(tokens, self._tokens).add_(embed(positions, self._positions))
+        for state in states:
+            state.advance()
+        for number, layer in enumerate(self._layers):
+            mixed = layer.query_key_value(layer.norm_1(hidden)).view(len(tokens), 3, self._heads, -1)
+            layer.output(attend(states, number, mixed[:, 0, :, None], mixed[:, 1], mixed[:, 2]), hidden)
+            layer.outer(self._activation(layer.inner(layer.norm_2(hidden))), hidden)
+        last: Tensor = self._last_norm(hidden)
         return last
 
 
@@ -111,5 +97,5 @@ def _layer(block: Any, rows: int, packs: bool) -> _Layer:
 
 def _gelu(features: Tensor) -> Tensor:
     """GELU in its tanh form, as x · σ(2√(2/π)(x + 0.044715 x³)): faster than by the hyperbolic tangent."""
-    inner = features.square().mul_(0.044715 * _SLOPE).add_(_SLOPE).mul_(features)
-    return inner.sigmoid_().mul_(features)
+    inner = torch.addcmul(features.new_tensor(_SLOPE), features, features, value=0.044715 * _SLOPE)
+    return inner.mul_(features).sigmoid_().mul_(features)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.t5.modeling_t5 import T5DenseActDense, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5ForConditionalGeneration
 
 from cdpg.models.fast.cache import PrefixLayer, Shared
 from cdpg.models.fast.steps import (
-    SEGMENT,
     AddLinear,
     Linear,
     RowCache,
@@ -20,8 +21,13 @@ from cdpg.models.fast.steps import (
     add_linear,
     all_plain,
     linear,
+    of_states,
     own_attention,
+    scaled,
 )
+
+_BIASES = 64
+"""Positions whose biases are made at first."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,12 @@ class _Layer:
     cross_query: Linear
     cross_output: AddLinear
     inner: Linear
+    """The first product of the feed-forward layer, both halves of a gated one."""
     outer: AddLinear
 
 
 class T5Steps(Steps):
-    """Steps of a T5 with plain feed-forward layers."""
+    """Steps of a T5, with plain or gated feed-forward layers."""
 
     def __init__(self, model: Any, rows: int, packs: bool) -> None:
         decoder: Any = model.get_decoder()
@@ -45,9 +52,10 @@ class T5Steps(Steps):
         self._first: Any = decoder.block[0].layer[0].SelfAttention
         self._heads: int = self._first.n_heads
         self._layers = [_layer(block.layer, rows, packs) for block in decoder.block]
-        self._activation = decoder.block[0].layer[2].DenseReluDense.act
+        dense = decoder.block[0].layer[2].DenseReluDense
+        self._activation, self._gated = dense.act, type(dense) is T5DenseGatedActDense
         self._last_norm, self._epsilon = decoder.final_layer_norm, model.config.layer_norm_epsilon
-        self._biases = self._biases_of(2 * SEGMENT)
+        self._biases = self._biases_of(_BIASES)
 
     @classmethod
     def fits(cls, model: Any) -> bool:
@@ -56,12 +64,16 @@ class T5Steps(Steps):
             return False
         found: Any = model
         blocks = [block.layer for block in found.get_decoder().block]
-        plain = all(type(layers[2].DenseReluDense) is T5DenseActDense for layers in blocks)
-        return plain and all_plain(
-            layer
-            for own, cross, dense in blocks
-            for a in (own.SelfAttention, cross.EncDecAttention)
-            for layer in (a.q, a.k, a.v, a.o, dense.DenseReluDense.wi, dense.DenseReluDense.wo)
+        kinds = {type(layers[2].DenseReluDense) for layers in blocks}
+        return (
+            len(kinds) == 1
+            and kinds <= {T5DenseActDense, T5DenseGatedActDense}
+            and all_plain(
+                layer
+                for own, cross, dense in blocks
+                for a in (own.SelfAttention, cross.EncDecAttention)
+                for layer in (a.q, a.k, a.v, a.o, *_inner(dense.DenseReluDense), dense.DenseReluDense.wo)
+            )
         )
 
     def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
@@ -72,42 +84,56 @@ class T5Steps(Steps):
         for position in range(first[0].keys.shape[2]):  # the decoder's first tokens
             own.grow()
             for number, layer in enumerate(first):
-                both = torch.stack([layer.keys[:, :, position], layer.values[:, :, position]], dim=1)
-                own.add(number, both[context])
+                own.add(number, layer.keys[context, :, position], layer.values[context, :, position])
         return StepState(prompts, own, shared, lengths)
 
-    def step(self, state: StepState, tokens: Tensor) -> Tensor:
-        states = nn.functional.embedding(tokens, self._tokens)
-        state.own.grow()
-        rows, heads, length = len(tokens), self._heads, state.own.length
-        if length > self._biases.shape[2]:
-            self._biases = self._biases_of(2 * length)
-        bias = self._biases[:, :, -length:]  # a bias depends on the distance alone
-
-        def add_bias(scores: Tensor) -> None:
-            scores.view(rows, heads, 1, -1).add_(bias)
-
-        for number, (layer, prompt) in enumerate(zip(self._layers, state.prompts, strict=True)):
-            mixed = layer.query_key_value(self._scaled(states)).view(rows, 3, heads, -1)
-            state.own.add(number, mixed[:, 1:])
-            query = mixed[:, 0].reshape(rows * heads, 1, -1)
-            output, _ = own_attention(query, state.own.parts(number), [], add_bias)
-            layer.output(output.view(rows, -1), states)
-            layer.cross_output(cross_attention(layer.cross_query(self._scaled(states)), prompt, heads), states)
-            layer.outer(self._activation(layer.inner(self._scaled(states))), states)
-        last: Tensor = self._last_norm(states)
+    def step(self, states: Sequence[StepState], tokens: Tensor) -> Tensor:
+        hidden = nn.functional.embedding(tokens, self._tokens)
+        for state in states:
+            state.advance()
+        longest = max(state.own.length for state in states)
+        if longest > self._biases.shape[2]:
+            self._biases = self._biases_of(2 * longest)
+        for number, layer in enumerate(self._layers):
+            mixed = layer.query_key_value(scaled(hidden, self._epsilon)).view(len(tokens), 3, self._heads, -1)
+            layer.output(self._own_attention(states, number, mixed), hidden)
+            query = layer.cross_query(scaled(hidden, self._epsilon))
+            layer.cross_output(self._cross_attention(states, number, query), hidden)
+            layer.outer(self._activated(layer.inner(scaled(hidden, self._epsilon))), hidden)
+        last: Tensor = self._last_norm(hidden)
         return last
+
+    def _own_attention(self, states: Sequence[StepState], number: int, mixed: Tensor) -> Tensor:
+        """Attention of the rows to their own positions, ``[R, 3, H, D]`` to ``[R, H · D]``."""
+        found = []
+        for state, part in zip(states, of_states(states, mixed), strict=True):
+            state.own.add(number, part[:, 1], part[:, 2])
+            query = part[:, 0].reshape(-1, 1, mixed.shape[3])
+            bias = self._biases[:, :, -state.own.length :]  # a bias depends on the distance alone
+            output, _ = own_attention(query, state.own.parts(number), [], partial(_add_bias, bias))
+            found.append(output.view(len(part), -1))
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _cross_attention(self, states: Sequence[StepState], number: int, query: Tensor) -> Tensor:
+        """Attention of ``[R, H · D]`` queries to the encoder's output, ``[R, H · D]``."""
+        parts = zip(states, of_states(states, query), strict=True)
+        found = [cross_attention(part, state.prompts[number], self._heads) for state, part in parts]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        gate, *others = inner.chunk(2, dim=1) if self._gated else (inner,)
+        found: Tensor = self._activation(gate)
+        return found * others[0] if others else found
 
     def _biases_of(self, length: int) -> Tensor:
         """``[H, 1, T]``: the biases of the last of so many positions."""
         biases: Tensor = self._first.compute_bias(1, length, past_seen_tokens=length - 1)[0].detach()
         return biases
 
-    def _scaled(self, states: Tensor) -> Tensor:
-        """The root-mean-square norm without its weights."""
-        norm = torch.linalg.vector_norm(states, dim=1, keepdim=True)
-        scale: Tensor = norm.square_().mul_(1.0 / states.shape[1]).add_(self._epsilon).rsqrt_()
-        return states * scale
+
+def _add_bias(bias: Tensor, scores: Tensor) -> None:
+    """Add ``[H, 1, T]`` biases to ``[R · H, 1, T]`` scores."""
+    scores.view(-1, *bias.shape).add_(bias)
 
 
 def cross_attention(query: Tensor, prompt: PrefixLayer, heads: int) -> Tensor:
@@ -123,13 +149,18 @@ def cross_attention(query: Tensor, prompt: PrefixLayer, heads: int) -> Tensor:
     return merged
 
 
+def _inner(dense: Any) -> list[nn.Linear]:
+    return [dense.wi_0, dense.wi_1] if type(dense) is T5DenseGatedActDense else [dense.wi]
+
+
 def _layer(layers: Any, rows: int, packs: bool) -> _Layer:
     own, cross, dense = layers[0].SelfAttention, layers[1].EncDecAttention, layers[2].DenseReluDense
     norms = [layer.layer_norm.weight.detach() for layer in layers]
     joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
+    inner = torch.cat([layer.weight for layer in _inner(dense)]).detach()
     how = (None, rows, packs)
     return _Layer(
         linear(joined * norms[0], *how), add_linear(own.o.weight.detach(), *how),
         linear(cross.q.weight.detach() * norms[1], *how), add_linear(cross.o.weight.detach(), *how),
-        linear(dense.wi.weight.detach() * norms[2], *how), add_linear(dense.wo.weight.detach(), *how),
+        linear(inner * norms[2], *how), add_linear(dense.wo.weight.detach(), *how),
     )  # fmt: skip
