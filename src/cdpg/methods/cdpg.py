@@ -40,10 +40,11 @@ class CDPGSettings(MethodSettings):
     does so if at least three quarters of the samples of the epoch before satisfied the constraint; with fewer, it costs
     more and removes less noise."""
     replay: int = 8
-    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples. Each takes a
-    quarter as many contexts. There are fewer while the learning rate is below its peak, in proportion to it. An epoch replays only if the epoch before has not lowered the gain on the validation
-    contexts (``validation_contexts``) by more than its noise, against overfitting. Without validation contexts, as by
-    default with fewer than 50 contexts, nothing is replayed."""
+    """Further steps on samples of this and earlier epochs, for each step on an epoch's own samples; fewer while the
+    learning rate is below its peak, in proportion to it. Each takes a quarter as many contexts. An epoch replays only
+    if the epoch before has not lowered the gain on the validation contexts (``validation_contexts``) by more than its
+    noise, against overfitting. Without validation contexts, as by default with fewer than 50 contexts, nothing is
+    replayed."""
     replay_samples: int = 65536
     """Samples of the latest epochs that are kept for replay; the latest epoch is kept whole, however large it is. A
     sample takes 33 bytes and its context 16, a token of a satisfying sample 4 more."""
