@@ -12,26 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.evaluation.held_out import contexts_in_words
-from cdpg.evaluation.metrics import METRICS
+from cdpg.evaluation.metrics import Metric
+from cdpg.tasks import known_metrics
 
 
-def shown(metric: str, value: dict[str, float | None] | None) -> str:
+def shown(metric: Metric, value: dict[str, float | None] | None) -> str:
     """``0.61 [0.59, 0.64]``."""
     if value is None or value["mean"] is None:
         return "–"
-    digits = METRICS[metric].digits
-    mean, low, high = (f"{value[key] or 0.0:.{digits}f}" for key in ("mean", "low", "high"))
+    mean, low, high = (f"{value[key] or 0.0:.{metric.digits}f}" for key in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 
 def table(result: dict[str, Any]) -> list[str]:
     """A row for each metric, a column for each model."""
     models = result.get("models") or {name: result[name] for name in ("base", "tuned")}
-    names = [metric for metric in METRICS if any(metric in found for found in models.values())]
+    known = known_metrics(result)
+    names = [metric for metric in known if any(metric in found for found in models.values())]
     lines = ["| metric | " + " | ".join(models) + " |", "| --- |" + " --- |" * len(models)]
     for metric in names:
-        cells = (shown(metric, found.get(metric)) for found in models.values())
-        lines.append(f"| {METRICS[metric].label} | " + " | ".join(cells) + " |")
+        cells = (shown(known[metric], found.get(metric)) for found in models.values())
+        lines.append(f"| {known[metric].label} | " + " | ".join(cells) + " |")
     costs = result.get("costs", {})
     if costs:
         minutes = (f"{costs[name]['seconds'] / 60:.1f}" if name in costs else "–" for name in models)
@@ -41,11 +42,12 @@ def table(result: dict[str, Any]) -> list[str]:
 
 def ratios(result: dict[str, Any]) -> list[str]:
     """Satisfaction against the base, and outputs against the ideal model."""
+    known = known_metrics(result)
     lines = ["| model | satisfaction, ratio to the base | model / ideal |", "| --- | --- | --- |"]
     for name, changes in result["changes"].items():
         versus = result["versus_ideal"][name]
         near = ", ".join(
-            f"{METRICS[metric].label} {value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+            f"{known[metric].label} {value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
             for metric, value in versus.items()
             if metric in ("length", "characters", "ast_nodes") and value["mean"] is not None
         )
@@ -56,13 +58,13 @@ def ratios(result: dict[str, Any]) -> list[str]:
 
 def between(result: dict[str, Any]) -> list[str]:
     """Differences from the first method, paired by context; nothing where one model alone stands beside the base."""
-    lines: list[str] = []
+    lines, known = list[str](), known_metrics(result)
     for first, others in result.get("between", {}).items():
-        names = [metric for metric in METRICS if any(metric in found for found in others.values())]
+        names = [metric for metric in known if any(metric in found for found in others.values())]
         lines += ["", f"| difference from {first} | " + " | ".join(others) + " |", "| --- |" + " --- |" * len(others)]
         for metric in names:
-            cells = (shown(metric, found.get(metric, {}).get("difference")) for found in others.values())
-            lines.append(f"| {METRICS[metric].label} | " + " | ".join(cells) + " |")
+            cells = (shown(known[metric], found.get(metric, {}).get("difference")) for found in others.values())
+            lines.append(f"| {known[metric].label} | " + " | ".join(cells) + " |")
     return lines
 
 
