@@ -24,10 +24,10 @@ from forked import forked
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"width": 512, "layers": 6, "vocabulary": 4000, "M": 8, "length": 16, "tokens_per_pass": 512},
     {"width": 512, "layers": 6, "vocabulary": 4000, "M": 64, "length": 16, "tokens_per_pass": 512},
-    {"width": 256, "layers": 4, "vocabulary": 32000, "M": 8, "length": 64, "tokens_per_pass": 2048},
-    {"width": 256, "layers": 8, "vocabulary": 4000, "M": 8, "length": 128, "tokens_per_pass": 4096},
+    {"width": 256, "layers": 4, "vocabulary": 32000, "M": 32, "length": 32, "tokens_per_pass": 512},
+    {"width": 256, "layers": 8, "vocabulary": 4000, "M": 32, "length": 32, "tokens_per_pass": 1024},
     {
-        "width": 256, "layers": 8, "vocabulary": 4000, "M": 8, "length": 128, "tokens_per_pass": 4096,
+        "width": 256, "layers": 8, "vocabulary": 4000, "M": 32, "length": 32, "tokens_per_pass": 1024,
         "gradient_checkpointing": True,
     },
 )  # fmt: skip

@@ -33,10 +33,11 @@ def test_what_stays_and_what_a_stage_needs(
     assert use.run(CDPGConfig(**settings), keeps_best) == expected
 
 
-@pytest.mark.parametrize(("tokens_per_pass", "rows"), [(30, 6), (29, 6), (28, 5), (3, 1)])
+@pytest.mark.parametrize(("tokens_per_pass", "rows"), [(30, 6), (29, 6), (28, 5), (3, 1), (1000, 8)])
 def test_the_largest_pass_is_differentiated(tokens_per_pass: int, rows: int) -> None:
-    """A prompt of five tokens and completions of four."""
-    config = CDPGConfig(max_completion_length=4, tokens_per_pass=tokens_per_pass)
+    """A prompt of five tokens and completions of four, of which an epoch has eight."""
+    sizes = {"contexts_per_epoch": 2, "num_generations": 4}
+    config = CDPGConfig(max_completion_length=4, tokens_per_pass=tokens_per_pass, **sizes)
     model = wrap_model(tiny.make_model("llama"), tiny.tokenizer_for("llama"), config)
     seen, score = [], model.score
 

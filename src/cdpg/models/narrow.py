@@ -76,7 +76,7 @@ class NarrowLayers:
     def _widened(self, parameter: nn.Parameter) -> Tensor:
         if self.dtype != torch.int8:
             return parameter.data.to(self.wide)
-        groups = parameter.data.unflatten(-1, (-1, GROUP)).to(self.wide)
+        groups: Tensor = parameter.data.unflatten(-1, (-1, GROUP)).to(self.wide)
         return groups.mul_(self._scales[parameter]).flatten(-2)
 
 

@@ -86,11 +86,12 @@ class MemoryUse:
 def differentiate_largest_pass(model: LanguageModel, prompts: Sequence[PromptTokens], config: CDPGConfig) -> None:
     """Compute a gradient of ``tokens_per_pass`` tokens, the largest that the run may need: the longest prompt is used.
 
-    If a prompt and a completion have more tokens than that, it is a pass of one row.
+    If a prompt and a completion have more tokens than that, it is a pass of one row. It has at most as many rows as an
+    epoch has samples.
     """
     prompt = max(prompts, key=len)
     length = config.max_completion_length
-    rows = max(1, (config.tokens_per_pass - len(prompt)) // length)
+    rows = max(1, min((config.tokens_per_pass - len(prompt)) // length, config.samples_per_epoch))
     tokens = torch.zeros(rows, length, dtype=torch.long)
     whole = Rows(torch.zeros(rows, dtype=torch.long), tokens, torch.full((rows,), length))
     with memory.needed_for("computing the gradient", f"lower tokens_per_pass (now {config.tokens_per_pass})"):
