@@ -44,9 +44,7 @@ def time_steps(given: argparse.Namespace) -> None:
                 least[position] = torch.minimum(least[position], torch.tensor(moments).diff())
     drawing, steps = (1000 * least.mean(dim=0)).tolist()
     rate = given.rows * given.positions / float(least.sum())
-    print(
-        f"{given.rows} rows: logits and drawing {drawing:.1f} ms, decoder {steps:.1f} ms a position; {rate:.0f} tokens/s"
-    )
+    print(f"{given.rows} rows: logits and drawing {drawing:.1f} ms, decoder {steps:.1f} ms; {rate:.0f} tokens/s")
 
 
 def time_caches(rows: int, heads: int, features: int, positions: int, layers: int = 4) -> None:
