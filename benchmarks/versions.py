@@ -2,6 +2,7 @@
 
     git worktree add ../old COMMIT
     python benchmarks/versions.py --old ../old/src [--new src] [--task translation-numbers] [--what sampling,epoch]
+        [--model FOLDER]
 
 Both versions run the task's tiny preset, each in a process of its own, on one thread, and take turns: only the ratios
 are meaningful. ``sampling`` draws an epoch's samples from the base, unpruned; ``epoch`` is a whole epoch of training
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--old", help="the folder src of the version to compare with")
     parser.add_argument("--new", default=str(Path(__file__).resolve().parents[1] / "src"))
     parser.add_argument("--task", default="translation-numbers")
+    parser.add_argument("--model", help="for both, instead of the base that each version has")
     parser.add_argument("--what", default=",".join(PARTS[:2]), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--turns", type=int, default=4, help="of each side, after one to warm up")
     parser.add_argument("--prune", action="store_true", help="end hopeless samples, in an epoch")
@@ -99,7 +101,7 @@ class Side:
         from cdpg.jobs.job import Job
         from cdpg.training.setup import set_up
 
-        job = Job.from_mapping({"task": given.task})
+        job = Job.from_mapping({"task": given.task} | ({"model": given.model} if given.model else {}))
         inputs, self.folder = job.load(), tempfile.TemporaryDirectory()
         self.config = job.settings.replace(prune=given.prune, output_dir=self.folder.name)
         self.parts = set_up(

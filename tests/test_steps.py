@@ -36,7 +36,7 @@ def test_steps_in_fewer_operations_give_the_model_s_own_states(family: str, monk
     """
     monkeypatch.setattr(steps, "LAST", 1)
     monkeypatch.setattr(steps, "SEGMENT", 2)
-    monkeypatch.setattr(t5_steps, "_BIASES", 2)  # too few for the last steps
+    monkeypatch.setattr(t5_steps, "BIASES", 2)  # too few for the last steps
     model = STEPPED[family]()
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():

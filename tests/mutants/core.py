@@ -34,7 +34,7 @@ from type_checks import TypeCheck
 CORE = tuple(
     f"src/cdpg/{folder}/{name}.py"
     for folder, names in {
-        "models": "rng sampling scoring head beams",
+        "models": "rng drawing sampling scoring head beams",
         "target": "target noise partition pooled divergence f_divergences rejection baseline moments",
         "rollout": "rollout sampler replay",
         "methods": "__init__ base cdpg cdpg_paper f_divergence dpg reinforce rft raft rloo ziegler",

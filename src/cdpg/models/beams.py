@@ -47,9 +47,7 @@ def beam_search(
     advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
     with memory.needed_for("searching with beams", advice), model.sampling(min(len(prompts), at_once) * beams):
         for start in range(0, len(order), at_once):
-            part = sorted(
-                order[start : start + at_once]
-            )  # in the order of sampling, whose encoded prompts may be known
+            part = sorted(order[start : start + at_once])  # as sampling has them, whose prompts may be known
             best = _search(model, [prompts[index] for index in part], max_length, beams)
             found.update(zip(part, best, strict=True))
     return [found[index] for index in range(len(prompts))]

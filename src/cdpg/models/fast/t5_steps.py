@@ -26,7 +26,7 @@ from cdpg.models.fast.steps import (
     scaled,
 )
 
-_BIASES = 64
+BIASES = 64
 """Positions whose biases are made at first."""
 
 
@@ -55,7 +55,7 @@ class T5Steps(Steps):
         dense = decoder.block[0].layer[2].DenseReluDense
         self._activation, self._gated = dense.act, type(dense) is T5DenseGatedActDense
         self._last_norm, self._epsilon = decoder.final_layer_norm, model.config.layer_norm_epsilon
-        self._biases = self._biases_of(_BIASES)
+        self._biases = self._biases_of(BIASES)
 
     @classmethod
     def fits(cls, model: Any) -> bool:
