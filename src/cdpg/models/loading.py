@@ -49,7 +49,7 @@ def load_for(
     device = own or choose_device(config)
     check_precision(config, device)
     # Whole models may be too large for the device: only the parts are moved to it.
-    policy, base = load_policy_and_base(model, config, tokenizer, torch.device("cpu"), peft_config, shares=True)
+    policy, base = load_policy_and_base(model, config, tokenizer, torch.device("cpu"), peft_config)
     if not isinstance(policy, TransformerModel) or not isinstance(base, TransformerModel):
         raise UserError(
             f"sharding: full is for models of Transformers, not for a {type(policy).__name__}: set sharding: none"
@@ -101,12 +101,10 @@ def load_policy_and_base(
     tokenizer: Any = None,
     device: torch.device | None = None,
     peft_config: Any = None,
-    shares: bool = False,
 ) -> tuple[LanguageModel, LanguageModel]:
     """The policy starts as a copy of the base; with adapters, the base is the policy with its adapters off.
 
-    Some adapters change the model's own weights (see ``with_adapters``); then the base is an earlier copy. With
-    ``shares`` both have the same memory, until each process takes its part of it.
+    Some adapters change the model's own weights (see ``with_adapters``); then the base is an earlier copy.
     """
     peft_config = requested_adapters(config, peft_config)
     if isinstance(model, LanguageModel):
@@ -121,7 +119,7 @@ def load_policy_and_base(
     if peft_config is None:
         _refuse_what_cannot_be_saved(policy.module)
     with _memory(peft_config):
-        base = policy if policy.has_adapters else policy.frozen_copy(original, shares)
+        base = policy if policy.has_adapters else policy.frozen_copy(original)
     if config.base_dtype != "float32":
         if base is policy:
             raise UserError(

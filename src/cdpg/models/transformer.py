@@ -261,14 +261,10 @@ class TransformerModel(LanguageModel):
         trained: torch.dtype = self.inner.dtype
         return self.original_dtype or trained if config.save_dtype == "original" else trained
 
-    def frozen_copy(self, original: nn.Module | None = None, shares: bool = False) -> TransformerModel:
-        """A copy whose weights are not trained; ``original`` is a module to use instead of a copy.
-
-        If it ``shares`` memory with this model, neither may be trained before its weights are divided.
-        """
+    def frozen_copy(self, original: nn.Module | None = None) -> TransformerModel:
+        """A copy whose weights are not trained; ``original`` is a module to use instead of a copy."""
         twin = copy.copy(self)
-        memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), False) for p in self.module.parameters() if shares}
-        module = copy.deepcopy(self.module, memo) if original is None else original
+        module = copy.deepcopy(self.module) if original is None else original
         twin._attach(module.requires_grad_(False))
         return twin
 
