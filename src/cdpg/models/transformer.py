@@ -141,7 +141,8 @@ class TransformerModel(LanguageModel):
 
     @contextmanager
     def remembering_prompts(self) -> Iterator[None]:
-        self._prefixes = {}
+        if self.lockstep is None:  # a divided model gathers its output layer when it encodes prompts
+            self._prefixes = {}
         try:
             yield
         finally:
