@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,6 +96,8 @@ def main() -> int:
             status = 70
             try:
                 status = collect(core.TESTS + OTHERS, lambda found: try_in_place(found, given, faults, noticed))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
