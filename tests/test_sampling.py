@@ -335,3 +335,19 @@ def test_the_rows_of_chunks_are_put_where_they_belong() -> None:
     assert samples.token_log_q.tolist() == [[[-3.0, 0.0], [-5.0, -6.0]], [[-4.0, 0.0], [-1.0, -2.0]]]
     assert samples.lengths.tolist() == [[1, 2], [1, 2]]
     assert samples.ended.tolist() == [[False, True], [False, True]]
+
+
+def test_every_position_has_a_number_of_its_own() -> None:
+    """A row ends at the first position whose number is below the probability of the end token, the first in order."""
+    model = TabularModel(["c"], ["a"], max_length := 40)
+    model.table.data[:] = torch.tensor([0.05, 0.95], dtype=torch.float64).log()
+    stream, samples, first_slot = UniformStream(3, "train", 1), 8, 5
+    lengths = []
+    for chunk in sample_chunks(model, [(0,), (0,)], samples, max_length, stream, 16, first_slot=first_slot):
+        for row, tokens in zip(chunk.row, chunk.tokens, strict=True):
+            slot, sample = divmod(row, samples)
+            drawn = [float(stream.draw(np.array([slot + first_slot]), np.array([sample]), t)[0]) for t in range(40)]
+            lengths.append(len(tokens))
+            assert len(tokens) == next((t + 1 for t, number in enumerate(drawn) if number < 0.05), max_length)
+    assert len(set(lengths)) > 5
+    assert sum(20 < length < max_length for length in lengths) > 2
