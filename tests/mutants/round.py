@@ -38,6 +38,8 @@ OTHERS = tuple(
 """Test files for faults alone, beside those of the core: it is not known which lines their tests run."""
 UNKNOWN = 20.0
 """Seconds that such a test may take."""
+QUICK = 2.0
+"""Seconds of other tests that a fault meets beside those that are named."""
 
 
 def options() -> argparse.Namespace:
@@ -72,9 +74,7 @@ def try_in_place(collected: Collected, given: argparse.Namespace, faults: Sequen
         return 1
     status = core.try_mutants(collected, given, mutants, *known)
     found: dict[str, list[str]] = {}
-    for result, failed in run_trials(
-        collected, fault_trials(collected, faults, known[0], given.seconds), given.workers
-    ):
+    for result, failed in run_trials(collected, fault_trials(collected, faults, known[0], QUICK), given.workers):
         say(f"{describe(result)}  {result.name} ({failed}), in place")
         if failed is not None and failed not in known[0].contexts:
             found[result.name] = [failed]  # to be run without the fault, too
