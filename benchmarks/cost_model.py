@@ -58,7 +58,7 @@ class Work:
     samples: int
     prompt: int
     completion: float
-    """Mean length; passes go on to the longest."""
+    """Mean length; rows that finish make room for rows that wait."""
     satisfying: float
     rows_per_pass: int = 256
     tokens_per_pass: int = 1280

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -29,9 +30,22 @@ def forked(work: Callable[[], None], processes: int = 1) -> None:
     sys.stdout.flush()
     with tempfile.NamedTemporaryFile() as log:
         children = [_fork(work, rank, processes, port, log.name) for rank in range(processes)]
-        failed = [child for child in children if os.waitpid(child, 0)[1]]
-        if failed:
+        if not _all_succeed(children):
             raise SystemExit(Path(log.name).read_text(errors="replace")[-3000:])
+
+
+def _all_succeed(children: list[int]) -> bool:
+    """Wait for all; when one fails, the others are ended: they would wait for it."""
+    left = set(children)
+    while left:
+        child, status = os.wait()
+        left.discard(child)
+        if status:
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
+            return False
+    return True
 
 
 def _fork(work: Callable[[], None], rank: int, processes: int, port: int, log: str) -> int:

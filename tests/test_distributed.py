@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from cdpg import CDPGConfig
-from cdpg.errors import UserError
+from cdpg.errors import RunError, UserError
+from cdpg.system import distributed
 from cdpg.system.distributed import Processes, is_lost_process, make_accelerator, processes_here, processes_in_all
+from cdpg.training.session import open_session
 from side_by_side import side_by_side
 
 
@@ -105,8 +111,51 @@ def test_a_process_that_is_lost_is_known_by_its_error(error: Exception, lost: bo
     assert is_lost_process(error) == lost
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_only_a_run_of_several_processes_loses_one(count: int) -> None:
+    """With one process such an error comes from elsewhere, and is shown as it is."""
+    parts: Any = SimpleNamespace(
+        folder=nullcontext(), evaluator=SimpleNamespace(close=lambda: None), is_main=False, origin={"command": None},
+        processes=SimpleNamespace(count=count),
+    )  # fmt: skip
+    error = RuntimeError("Timed out waiting for a lock")
+    with pytest.raises(RuntimeError if count == 1 else RunError) as raised, open_session(parts, 1, lambda *_: 0.0):
+        raise error
+    assert (raised.value is error) == (count == 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "available", "on_cpu"),
+    [("auto", False, True), ("auto", True, False), ("cpu", True, True), ("cuda", False, False)],
+)
+def test_processes_are_connected_on_cpus_too(
+    device: str, available: bool, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate does so only if it is told; otherwise each process would make the whole run."""
+    given: dict[str, Any] = {}
+
+    def accelerator(**settings: Any) -> Any:
+        given.update(settings)
+        return SimpleNamespace(num_processes=2 if settings["cpu"] else 1, device=torch.device("cpu"))
+
+    monkeypatch.setattr(distributed, "Accelerator", accelerator)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
+    make_accelerator(CDPGConfig(device=device))
+    assert given["cpu"] is on_cpu
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    if on_cpu:
+        make_accelerator(CDPGConfig(device=device))
+        return
+    with pytest.raises(
+        UserError, match="has started 2 processes, and Accelerate connects 1 of them on the device 'cpu'"
+    ):
+        make_accelerator(CDPGConfig(device=device))
+
+
 def test_how_long_a_process_waits_for_the_others_is_a_setting() -> None:
     accelerator = make_accelerator(CDPGConfig(process_seconds=7.5, device="cpu"))
     assert accelerator.init_handler is not None and accelerator.init_handler.timeout.total_seconds() == 7.5
     with pytest.raises(UserError, match="process_seconds must be above 0"):
         CDPGConfig(process_seconds=0)
+    with pytest.raises(UserError, match="process_seconds must be at most 1,000,000,000, not 1e\\+14"):
+        CDPGConfig(process_seconds=1e14)

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -315,6 +315,23 @@ def test_the_base_is_without_adapters_and_other_models_with_them(monkeypatch: py
     monkeypatch.setattr(kind, "start", seen)
     case.evaluator(measure=TextMeasure(beams=1)).evaluate({"tuned": lambda: other}, {})
     assert set(sampled) == {(True, True), (False, False)}
+
+
+@pytest.mark.parametrize("beams", [0, 2])
+def test_prompts_are_remembered_for_beams_alone(beams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in each block; without beams nothing would use them again, and they take memory."""
+    measure = Words()
+    measure.beams = beams
+    made = trainer(tmp_path, held_out=MANY[:70], measure=measure)
+    remembered = list[None]()
+
+    def remembering(self: Any) -> Any:
+        remembered.append(None)
+        return nullcontext()
+
+    monkeypatch.setattr(type(made.policy), "remembering_prompts", remembering)
+    made.evaluator.outcome("tuned", made.policy)
+    assert len(remembered) == (2 if beams else 0)
 
 
 def test_the_main_process_alone_judges_beams_and_measures() -> None:

@@ -13,7 +13,7 @@ from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.errors import UserError
 from cdpg.models.base import Rows
 from cdpg.models.loading import load_policy_and_base
-from cdpg.models.narrow import GROUP, refuse_large_error
+from cdpg.models.narrow import NarrowLayers, refuse_large_error
 from cdpg.models.sharding import repeated_blocks
 from cdpg.models.transformer import TransformerModel
 from rounds import ordinary
@@ -35,9 +35,10 @@ def rounded(family: str, dtype: str = "bfloat16") -> Any:
 
 def in_eight_bits(weight: torch.Tensor) -> torch.Tensor:
     """The nearest weights that 8 bits can hold."""
-    if weight.dim() < 2 or weight.shape[-1] % GROUP:
+    sizes = [size for size in range(8, 33) if weight.shape[-1] % size == 0]
+    if weight.dim() < 2 or not sizes:
         return weight
-    groups = weight.view(*weight.shape[:-1], -1, GROUP)
+    groups = weight.view(*weight.shape[:-1], -1, max(sizes))
     step = groups.abs().max(dim=-1, keepdim=True).values / 127
     return torch.where(step > 0, (groups / step).round() * step, 0.0).view_as(weight)
 
@@ -85,11 +86,25 @@ def test_weights_in_eight_bits(family: str) -> None:
     assert all(torch.equal(p, q) and p.dtype == q.dtype for p, q in zip(base.module.parameters(), before, strict=True))
     blocks = repeated_blocks(base.module)
     for parameter in (p for block in blocks for p in block.parameters()):
-        matrix = parameter.dim() > 1 and parameter.shape[-1] % GROUP == 0
+        matrix = parameter.dim() > 1 and parameter.shape[-1] % 16 == 0
         assert parameter.dtype == (torch.int8 if matrix else torch.float32)
     inside = {id(p) for block in blocks for p in block.parameters()}
     assert all(p.dtype == torch.float32 for p in base.module.parameters() if id(p) not in inside)
     assert layer_types(policy) == {torch.float32}
+
+
+@pytest.mark.parametrize(("width", "narrow"), [(40, True), (72, True), (7, False), (37, False)])
+def test_groups_fit_the_width_of_a_matrix(width: int, narrow: bool) -> None:
+    """A weight that two layers share is rounded once."""
+    layers = [torch.nn.Linear(width, 3, bias=False).requires_grad_(False) for _ in range(2)]
+    layers[1].weight = layers[0].weight
+    given = layers[0].weight.detach().clone()
+    NarrowLayers(layers, torch.int8, torch.float32)
+    assert layers[0].weight.dtype == (torch.int8 if narrow else torch.float32)
+    features = torch.eye(width)
+    for layer in layers:
+        error = (layer(features) - given.t()).abs().max()
+        assert float(error) <= float(given.abs().max()) / 127 / 2 * 1.01
 
 
 def test_groups_of_zeros_stay_zero() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import peft
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from cdpg.models.fast.steps import RowCache, StepDecoding
 from cdpg.models.loading import load_model
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples, assemble, sample_chunks
+from cdpg.models.scoring import score_samples
 from cdpg.models.transformer import TransformerModel
 from test_fast import CONTEXT, PROMPTS, STEPS, check, fail, language_model, stepped, wide_gpt_neo
 
@@ -80,16 +82,37 @@ def test_steps_that_differ_or_fail_are_not_used(
 
 @pytest.mark.parametrize("family", list(STEPPED))
 def test_changed_layers_have_no_steps(family: str) -> None:
-    """A hook, or a layer of another kind as adapters have it, is not bypassed."""
+    """A hook, or a layer of another kind as adapters have it, is not bypassed, be it a product, embedding or norm."""
     module = tiny.make_model(family)
     config, tokenizer = CDPGConfig(device="cpu"), tiny.tokenizer_for(family)
     assert load_model(module, config, tokenizer).has_steps
-    changed = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)][-2]
-    hook = changed.register_forward_hook(lambda layer, args, output: output * 1.0)
-    assert not load_model(module, config, tokenizer).has_steps
-    hook.remove()
-    changed.__class__ = type("Other", (torch.nn.Linear,), {})
-    assert not load_model(module, config, tokenizer).has_steps
+    decoder = list(module.get_decoder().modules())
+    norms = [layer for layer in decoder if "Norm" in type(layer).__name__]
+    kinds = [[layer for layer in decoder if isinstance(layer, kind)] for kind in (torch.nn.Linear, torch.nn.Embedding)]
+    for changed in (norms[0], norms[-1], *(layers[-1] for layers in kinds)):
+        hook = changed.register_forward_hook(lambda layer, args, output: output * 1.0)
+        assert not load_model(module, config, tokenizer).has_steps
+        hook.remove()
+        own = type(changed)
+        changed.__class__ = type("Other", (own,), {"__module__": "elsewhere"})
+        assert not load_model(module, config, tokenizer).has_steps
+        changed.__class__ = own
+    assert load_model(module, config, tokenizer).has_steps
+
+
+def test_adapters_of_embeddings_are_sampled_with() -> None:
+    """They are the identity at first, so that a step which leaves them out agrees when the model is loaded."""
+    module = tiny.make_model("llama")
+    module.config.tie_word_embeddings = False
+    module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.detach().clone())
+    adapted = peft.get_peft_model(module, peft.LoraConfig(target_modules=["embed_tokens"], r=4))
+    model = load_model(adapted, CDPGConfig(device="cpu"), tiny.tokenizer_for("llama"))
+    with torch.no_grad():
+        for parameter in (p for name, p in adapted.named_parameters() if "lora" in name):
+            parameter.copy_(torch.randn_like(parameter))
+    samples = sampled(model, 20)
+    scores = score_samples(model, samples, torch.arange(20), 1000).sum(dim=2)
+    torch.testing.assert_close(scores, samples.log_q, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", list(STEPPED))
@@ -112,10 +135,45 @@ def test_rows_that_wait_take_the_places_of_rows_that_finished(family: str, monke
     torch.testing.assert_close(few.token_log_q, whole.token_log_q, rtol=1e-6, atol=1e-7)
     assert max(map(len, steps_of_8)) > 1, "several batches in one step"
     assert max(map(sum, steps_of_8)) <= 8
-    monkeypatch.setattr(type(model), "joins_batches", False)
+    monkeypatch.setattr(StepDecoding, "joins", False)
     steps_alone = len(steps_of_8)
     sampled(model, 8)
     assert steps_alone < len(steps_of_8) - steps_alone, "fewer steps, since none is half empty while rows wait"
+
+
+def test_batches_that_cannot_be_joined_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt and its completion exceed the window, so that the model's own code runs each batch by itself."""
+    model = language_model("llama")
+    model.config.sliding_window = 4
+    plain, alive = type(model).advance, list[int]()
+
+    def counted(self: Any, decodings: Any, tokens: Any) -> None:
+        alive.append(len(decodings))
+        plain(self, decodings, tokens)
+
+    monkeypatch.setattr(type(model), "advance", counted)
+    model.end_ids = frozenset(range(0, 300, 6))
+    with model.sampling(8):
+        assert not isinstance(model.start(PROMPTS, CONTEXT, 12), StepDecoding)
+    sampled(model, 8)
+    assert set(alive) == {1}
+
+
+def test_prompts_without_rows_are_freed() -> None:
+    """Those of a few long completions stay, not those of all contexts that began with them."""
+    model = STEPPED["llama"]()
+    with model.sampling(8), torch.inference_mode():
+        decoding = model.start(PROMPTS, CONTEXT, STEPS)
+        assert isinstance(decoding, StepDecoding)
+        decoding.keep(torch.tensor([0, 1, 3, 4]))
+        assert decoding.state.prompts[0].keys.shape[0] == 4, "all have rows"
+        decoding.keep(torch.tensor([0, 2]))  # of contexts 2 and 1
+        assert {len(tensor) for prompt in decoding.state.prompts for tensor in (prompt.keys, prompt.values)} == {2}
+        assert decoding.state.shared.log_mask is not None and len(decoding.state.shared.log_mask) == 2
+        own = model.start(PROMPTS, CONTEXT[[0, 3]], STEPS)
+        for one in (decoding, own):
+            one.advance(torch.tensor([90, 91]))
+        torch.testing.assert_close(decoding.hidden, own.hidden)
 
 
 def sampled(model: TransformerModel, rows_per_pass: int) -> Samples:

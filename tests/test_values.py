@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 import values
 import warm
+from cdpg.report import write_report
 from reference.evaluation import Evaluation, ideal_samples
 from reference.methods import Settings
 from reference.model import END
@@ -115,7 +116,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> One:
         from cdpg.cli import app
 
         started = time.perf_counter()
-        with figures_seen() as seen:
+        with figures_seen(draws=False) as seen:
             words = values.command(
                 "compare", folder, "held_out.jsonl", "--output-dir", str(folder / "runs"), check_workers=1
             )
@@ -648,13 +649,16 @@ def test_the_figure_of_times(one: One) -> None:
             left += spent[stage]
 
 
-def test_lines_stand_on_the_page_where_they_were_drawn(one: One) -> None:
+def test_lines_stand_on_the_page_where_they_were_drawn(one: One, tmp_path: Path) -> None:
     """The path of every line in the page's own drawings, to the two decimals that these keep."""
+    with figures_seen() as figures:
+        write_report([one.runs], tmp_path / "report.html")
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     found = {
-        color: [points(path["d"]) for paths in one.page.paths.values() for path in paths if path.get("stroke") == color]
+        color: [points(path["d"]) for paths in page.paths.values() for path in paths if path.get("stroke") == color]
         for color in COLORS.values()
     }
-    lines_drawn = [line for figure in one.figures for line in figure["lines"] if line["color"] in found]
+    lines_drawn = [line for figure in figures for line in figure["lines"] if line["color"] in found]
     plain = [line["on_page"] for line in lines_drawn if not line["spans"] and 1 < len(line["points"]) < 30]
     assert len(plain) > 60
     for line in lines_drawn:

@@ -80,7 +80,8 @@ def _start_server() -> str:
             f"warm.client({address!r}, {sys.executable!r}, sys.argv[1:])\n"
         )
     os.chmod(program, 0o755)
-    paths = [os.path.join(os.path.dirname(TESTS), "src"), TESTS, os.environ.get("PYTHONPATH")]
+    # The given path first: it may name a copy of the source with a fault in it.
+    paths = [os.environ.get("PYTHONPATH"), os.path.join(os.path.dirname(TESTS), "src"), TESTS]
     server = subprocess.Popen(
         [sys.executable, os.path.abspath(__file__), address, program],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -197,7 +197,8 @@ class CDPGConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of the computation; the tuned weights stay in float32 under bfloat16."""
     base_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Type that the layers of the frozen base are stored in; refused if this changes its log-probabilities."""
+    """Type that the layers of the frozen base are stored in; refused if this changes its log-probabilities by more than
+    ``base_error``."""
     base_error: float = 0.01
     """Nats by which a narrow ``base_dtype`` may change the log-probability of a sample, measured before the run; 0.01
     changes weights by 1 %."""

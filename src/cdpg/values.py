@@ -18,6 +18,8 @@ _LEAST_EPSILON = 1e-38
 """Without ε, Adam divides 0 by 0 for a parameter that had no gradient yet."""
 _SEEDS = 2**64
 """Seeds must be smaller: torch accepts no larger one."""
+_LONGEST_WAIT = 10**9
+"""Seconds; PyTorch counts a wait in nanoseconds, in 64 bits."""
 
 
 def no_text(key: str, value: Any, expected: str = "text") -> str:
@@ -133,6 +135,8 @@ def out_of_range(config: Any, methods: Mapping[str, Any]) -> Iterator[str]:
             f"{config.adam_epsilon}"
         )
     yield from not_positive(config, "check_seconds", "engine_seconds", "engine_memory", "process_seconds")
+    if _LONGEST_WAIT < config.process_seconds < math.inf:
+        yield f"process_seconds must be at most {_LONGEST_WAIT:,}, not {config.process_seconds:g}"
     yield from not_a_share(config, "check_failures", "engine_memory")
     if config.base_dtype == "int8" and config.sharding == "full":
         yield "base_dtype: int8 cannot be divided among processes: set base_dtype: bfloat16, or sharding: none"

@@ -41,6 +41,18 @@ def odd(prompts, completions, **columns):
         time.sleep(0.1)
     return [float(len(text) % 2) for text in completions]
 '''
+LAUNCHERS = {
+    "torchrun": (
+        "torch.distributed.run", "--nnodes", "2", "--node_rank", "{number}", "--nproc_per_node", "1",
+        "--master_addr", "{address}", "--master_port", "29517",
+    ),
+    "accelerate": (
+        "accelerate.commands.launch", "--multi_gpu", "--num_machines", "2", "--machine_rank", "{number}",
+        "--num_processes", "2", "--main_process_ip", "{address}", "--main_process_port", "29517",
+        "--mixed_precision", "no", "--dynamo_backend", "no",
+    ),
+}  # fmt: skip
+"""Their modules and options, with the machine's number and the address of the first."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,8 @@ class Machines:
         for name in self.names:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
-    def launch(self, folder: Path, *words: str) -> list[subprocess.Popen[bytes]]:
-        """``torchrun`` on each, with one process; what they say goes to ``said-0`` and ``said-1``."""
+    def launch(self, launcher: str, folder: Path, *words: str) -> list[subprocess.Popen[bytes]]:
+        """The launcher on each, with one process; what they say goes to ``said-0`` and ``said-1``."""
         here = {
             "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "CDPG_TEST_FOLDER": str(folder),
             "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
@@ -79,9 +91,9 @@ class Machines:
         }  # fmt: skip
         started = []
         for number, name in enumerate(self.names):
-            program = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
-            program += ["--nnodes", "2", "--node_rank", str(number), "--nproc_per_node", "1"]
-            program += ["--master_addr", f"{self.address}1", "--master_port", "29517", "-m", "cdpg", *words]
+            program = ["ip", "netns", "exec", name, sys.executable, "-m", *LAUNCHERS[launcher]]
+            program = [word.format(number=number, address=f"{self.address}1") for word in program]
+            program += ["-m", "cdpg", *words]
             with (folder / f"said-{number}").open("wb") as said:
                 started.append(
                     subprocess.Popen(program, env={**os.environ, **here}, stdout=said, stderr=said, cwd=folder)
@@ -136,13 +148,13 @@ def said(folder: Path) -> list[str]:
     return [(folder / f"said-{number}").read_text(errors="replace") for number in (0, 1)]
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize(("launcher", "sharding"), [("torchrun", "none"), ("torchrun", "full"), ("accelerate", "none")])
 def test_a_run_across_two_machines_ends_if_the_cable_is_pulled_and_goes_on(
-    machines: Machines, folder: Path, sharding: str, record_property: Callable[[str, object], None]
+    machines: Machines, folder: Path, launcher: str, sharding: str, record_property: Callable[[str, object], None]
 ) -> None:
     words = ("run", "run.yaml", "--output-dir", "run", "--set", f"sharding={sharding}")
     (folder / "wait").touch()
-    started = machines.launch(folder, *words)
+    started = machines.launch(launcher, folder, *words)
     try:
         wait_for((folder / "waits").exists)
         machines.pull_cable()
@@ -161,7 +173,7 @@ def test_a_run_across_two_machines_ends_if_the_cable_is_pulled_and_goes_on(
     assert "the run has lost one of its processes" in two
     assert len(list(read_jsonl(folder / "run" / "metrics.jsonl"))) == HALF
     machines.plug_in_cable()
-    again = machines.launch(folder, *words, "--resume")
+    again = machines.launch(launcher, folder, *words, "--resume")
     assert [process.wait(300) for process in again] == [0, 0], said(folder)
     whole = [sys.executable, "-m", "cdpg", "run", "run.yaml", "--output-dir", "whole"]
     paths = os.pathsep.join([str(folder), *sys.path])

@@ -38,7 +38,7 @@ OTHERS = tuple(
 """Test files for faults alone, beside those of the core: it is not known which lines their tests run."""
 UNKNOWN = 20.0
 """Seconds that such a test may take."""
-QUICK = 2.0
+QUICK = 1.0
 """Seconds of other tests that a fault meets beside those that are named."""
 
 

@@ -228,16 +228,17 @@ class Evaluator:
         settings = self.config.replace(num_generations=self.config.evaluation_samples, batch_size=None)
         sampler = Sampler(model, self.base, self.judge, settings, self.processes, self.stop, is_base)
         parts: list[_Part] = []
+        beamed = self.measure.beams > 0
         for number, start in enumerate(range(0, len(contexts), BLOCK)):
             check_stop()
             progress.working(f"evaluating {name}: {start} of {len(contexts)} contexts")
             block = slice(start, start + BLOCK)
             key = name, number, len(contexts[block])
             if key not in cache.parts:
-                with model.as_base() if is_base else nullcontext(), model.remembering_prompts():
+                remembering = model.remembering_prompts() if beamed else nullcontext()
+                with model.as_base() if is_base else nullcontext(), remembering:
                     cache.parts[key] = self._part(sampler, number, contexts[block], prompts[block])
             parts.append(cache.parts[key])
-        beamed = self.measure.beams > 0
         return Outcome(
             contexts=tuple(contexts),
             blocks=tuple(self._present(part.rollout) for part in parts),

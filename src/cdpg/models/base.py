@@ -61,6 +61,9 @@ class Decoding(ABC):
 
     hidden: Tensor
     """``[row, feature]``: the hidden state that predicts each row's next token."""
+    joins = False
+    """Whether :meth:`LanguageModel.advance` runs several such batches as one, so that rows may begin while others
+    continue."""
 
     @abstractmethod
     def advance(self, tokens: Tensor) -> None:
@@ -92,11 +95,6 @@ class LanguageModel(ABC):
     @abstractmethod
     def start(self, prompts: Sequence[PromptTokens], context: Tensor, max_length: int) -> Decoding:
         """Start a row for each entry of ``context`` (an index of a prompt); each prompt is encoded once."""
-
-    @property
-    def joins_batches(self) -> bool:
-        """Whether :meth:`advance` runs several batches as one, so that rows may begin while others continue."""
-        return False
 
     def advance(self, decodings: Sequence[Decoding], tokens: Sequence[Tensor]) -> None:
         """Append one token to each row of some batches that were started by :meth:`start`."""

@@ -48,6 +48,8 @@ def load_for(
         return *load_policy_and_base(model, config, tokenizer, own, peft_config), lambda: None
     device = own or choose_device(config)
     check_precision(config, device)
+    if device.type == "cpu":
+        memory.return_freed_blocks()
     # Whole models may be too large for the device: only the parts are moved to it.
     policy, base = load_policy_and_base(model, config, tokenizer, torch.device("cpu"), peft_config)
     if not isinstance(policy, TransformerModel) or not isinstance(base, TransformerModel):

@@ -2,8 +2,8 @@
 
 A layer's weights are widened when it runs, and narrow again after it, so that one layer at a time is wide. There is no
 arithmetic in the narrow type. Weights that came in bfloat16, as in most models on the hub, lose nothing in bfloat16.
-In 8 bits, ``int8``, every group of ``GROUP`` neighbouring weights of a matrix is stored as whole numbers times a scale,
-the largest of them over 127.
+In 8 bits, ``int8``, every group of up to ``GROUP`` neighbouring weights of a matrix is stored as whole numbers times a
+scale, the largest of them over 127.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cdpg.models.base import LanguageModel, PromptTokens, Rows
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import sample_chunks
 
-GROUP = 32
-"""Weights that share a scale in 8 bits."""
+GROUP, _SMALLEST_GROUP = 32, 8
+"""Weights that share a scale in 8 bits, at most and at least."""
 _LARGEST = 127
 _CONTEXTS, _SAMPLES = 4, 4
 
@@ -64,10 +64,15 @@ class NarrowLayers:
             hook.remove()
 
     def _store_groups(self, parameter: nn.Parameter) -> None:
-        """Store a matrix in 8 bits; what is no matrix, or not made of groups, stays as it is: it is small."""
-        if parameter.dim() < 2 or parameter.shape[-1] % GROUP:
+        """Store a matrix in 8 bits; what is no matrix is small, and stays as it is.
+
+        So does a matrix whose rows cannot be divided into groups; no common width is like that.
+        """
+        sizes = range(GROUP, _SMALLEST_GROUP - 1, -1)
+        group = next((size for size in sizes if parameter.shape[-1] % size == 0), None)
+        if parameter.dim() < 2 or group is None:
             return
-        groups = parameter.data.unflatten(-1, (-1, GROUP))
+        groups = parameter.data.unflatten(-1, (-1, group))
         scale = groups.abs().amax(dim=-1, keepdim=True) / _LARGEST
         numbers = (groups / scale.clamp(min=torch.finfo(scale.dtype).tiny)).round()
         parameter.data = numbers.to(torch.int8).flatten(-2)
@@ -76,8 +81,9 @@ class NarrowLayers:
     def _widened(self, parameter: nn.Parameter) -> Tensor:
         if self.dtype != torch.int8:
             return parameter.data.to(self.wide)
-        groups: Tensor = parameter.data.unflatten(-1, (-1, GROUP)).to(self.wide)
-        return groups.mul_(self._scales[parameter]).flatten(-2)
+        scale = self._scales[parameter]
+        groups: Tensor = parameter.data.unflatten(-1, (scale.shape[-2], -1)).to(self.wide)
+        return groups.mul_(scale).flatten(-2)
 
 
 def refuse_large_error(
@@ -108,10 +114,12 @@ def refuse_large_error(
     if not largest <= most:
         raise UserError(
             f"{setting} changes the base's log-probability of a sample by up to {largest:.3g} nats, and at most "
-            f"{most} is allowed (base_error), as every weight depends on it: use base_dtype: float32"
+            f"{most} is allowed (base_error), as every weight depends on it: use base_dtype: float32, or raise "
+            "base_error"
         )
     return largest
 
 
 def _floating(layers: Sequence[nn.Module]) -> list[nn.Parameter]:
-    return [p for layer in layers for p in layer.parameters() if p.is_floating_point()]
+    """Each once, also if layers share it."""
+    return list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.is_floating_point()))

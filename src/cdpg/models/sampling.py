@@ -19,7 +19,7 @@ from cdpg.models.rng import UniformStream
 from cdpg.system import memory
 
 _REFILL = 2
-"""Waiting rows begin when one of this many places is free. Batches attend apart, so that few of them are best."""
+"""Rows that wait begin when one place in so many is free: half of them. Batches attend apart, so few are best."""
 
 _AHEAD = 16
 """Positions whose uniform numbers are drawn at once."""
@@ -150,9 +150,10 @@ def sample_chunks(
     advice = f"lower rows_per_pass (now {rows_per_pass}) or max_completion_length (now {max_length})"
     waiting, batches = np.array(rows, dtype=np.int64), list[_Batch]()
     with memory.needed_for("sampling", advice), model.sampling(min(len(rows), rows_per_pass)):
-        least = -(-rows_per_pass // _REFILL) if model.joins_batches else rows_per_pass
         while len(waiting) or batches:
             free = rows_per_pass - sum(len(batch.alive) for batch in batches)
+            joins = all(batch.decoding.joins for batch in batches)
+            least = -(-rows_per_pass // _REFILL) if joins else rows_per_pass
             if free >= least and len(waiting):
                 part, waiting = waiting[:free], waiting[free:]
                 batches.append(_Batch(model, prompts, part, samples_per_context, first_slot, max_length, stop, prune))

@@ -148,10 +148,6 @@ class TransformerModel(LanguageModel):
         finally:
             self._prefixes = None
 
-    @property
-    def joins_batches(self) -> bool:
-        return self._steps is not None
-
     def advance(self, decodings: Sequence[Decoding], tokens: Sequence[Tensor]) -> None:
         stepped = [decoding for decoding in decodings if isinstance(decoding, StepDecoding)]
         if len(stepped) < len(decodings):
@@ -213,6 +209,7 @@ class TransformerModel(LanguageModel):
     def gathered(self, keep: bool) -> TransformerModel | None:
         if self._blueprint is None:
             return self if keep else None
+        self.module.zero_grad()  # whole weights take the memory of the gradients
         module = sharding.with_weights(self._blueprint, self.module, keep)
         if module is None:
             return None

@@ -146,10 +146,17 @@ def make_accelerator(config: CDPGConfig) -> Accelerator:
             f"use {', '.join(known) or 'none'}"
         )
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=config.process_seconds))
-    return Accelerator(
-        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=config.output_dir,
-        kwargs_handlers=[patience],
-    )  # fmt: skip
+    # Accelerate connects processes on CPUs only if it is told to use CPUs.
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.accelerator.is_available())
+    made = Accelerator(
+        cpu=on_cpu, log_with=list(config.report_to) or None, project_dir=config.output_dir, kwargs_handlers=[patience]
+    )
+    if made.num_processes < processes_in_all():
+        raise UserError(
+            f"the launcher has started {processes_in_all()} processes, and Accelerate connects {made.num_processes} of "
+            f"them on the device {str(made.device)!r}: start one process, or set device to one that it can use"
+        )
+    return made
 
 
 def tracker_config(config: CDPGConfig) -> dict[str, Any]:

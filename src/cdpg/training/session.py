@@ -43,7 +43,7 @@ def open_session(parts: Parts, epochs: int, seconds_left: Callable[[int, float],
         try:
             yield Session(progress, StopCheck(signal, parts.processes, resume))
         except RuntimeError as error:
-            if not is_lost_process(error):
+            if parts.processes.count == 1 or not is_lost_process(error):
                 raise
             # At once: a launcher is about to end this process, too, maybe before the exception is shown.
             _log.error(

@@ -95,6 +95,19 @@ class Shared:
     def keep(self, rows: Tensor) -> None:
         self.groups = Groups.of(self.groups.context[rows], self.groups.count)
 
+    def drop_unused(self) -> Tensor | None:
+        """Leave out the contexts without rows, if they are at least half of all; returns the others ``[C]``, or None.
+
+        The caches of prompts must follow.
+        """
+        used: Tensor
+        used, context = torch.unique(self.groups.context, return_inverse=True)
+        if 2 * len(used) > self.groups.count:
+            return None
+        self.groups = Groups.of(context, len(used))
+        self.log_mask = None if self.log_mask is None else self.log_mask[used]
+        return used
+
 
 class PrefixLayer(CacheLayerMixin):
     """Keys and values of the prompts, ``[C, K, P, D]``; full, and the same for all rows of a context."""
@@ -114,6 +127,11 @@ class PrefixLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise RuntimeError("a prompt's cache takes no further positions")
+
+    def keep(self, contexts: Tensor) -> None:
+        """Keep these contexts, in this order."""
+        self.keys, self.values = self.keys[contexts], self.values[contexts]
+        give(self, self.keys)
 
     def get_seq_length(self) -> int:
         return int(self.keys.shape[-2])

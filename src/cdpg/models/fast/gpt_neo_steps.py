@@ -19,9 +19,10 @@ from cdpg.models.fast.steps import (
     Steps,
     StepState,
     add_linear,
-    all_plain,
     attend,
+    joined,
     linear,
+    weight_and_bias,
 )
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
@@ -54,13 +55,8 @@ class GPTNeoSteps(Steps):
 
     @classmethod
     def fits(cls, model: Any) -> bool:
-        """Whether this is such a model, and its layers are as they were made."""
-        if type(model) is not GPTNeoForCausalLM:
-            return False
-        blocks: list[Any] = list(model.transformer.h)
-        attentions = [block.attn.attention for block in blocks]
-        products = [layer for a in attentions for layer in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
-        return all_plain([*products, *(layer for block in blocks for layer in (block.mlp.c_fc, block.mlp.c_proj))])
+        """Whether this is such a model."""
+        return type(model) is GPTNeoForCausalLM
 
     def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
         prompts = [PrefixLayer(layer.keys, layer.values, shared) for layer in prefix.layers]
@@ -84,14 +80,11 @@ class GPTNeoSteps(Steps):
 
 def _layer(block: Any, rows: int, packs: bool) -> _Layer:
     attention, mlp = block.attn.attention, block.mlp
-    joined = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).detach()
-
-    def weights(layer: Any) -> tuple[Tensor, Tensor | None, int, bool]:
-        return layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows, packs
-
+    how = rows, packs
     return _Layer(
-        block.ln_1, linear(joined, None, rows, packs), add_linear(*weights(attention.out_proj)),
-        block.ln_2, linear(*weights(mlp.c_fc)), add_linear(*weights(mlp.c_proj)),
+        block.ln_1, linear(*joined(attention.q_proj, attention.k_proj, attention.v_proj), *how),
+        add_linear(*weight_and_bias(attention.out_proj), *how),
+        block.ln_2, linear(*weight_and_bias(mlp.c_fc), *how), add_linear(*weight_and_bias(mlp.c_proj), *how),
     )  # fmt: skip
 
 

@@ -21,10 +21,11 @@ from cdpg.models.fast.steps import (
     Steps,
     StepState,
     add_linear,
-    all_plain,
     attend,
+    joined,
     linear,
     scaled,
+    weight_and_bias,
 )
 
 _FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -57,15 +58,8 @@ class LlamaSteps(Steps):
 
     @classmethod
     def fits(cls, model: Any) -> bool:
-        """Whether this is such a model, and its layers are as they were made."""
-        if type(model) not in _FAMILIES:
-            return False
-        blocks = [(block.self_attn, block.mlp) for block in model.model.layers]
-        return all_plain(
-            layer
-            for a, mlp in blocks
-            for layer in (a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
+        """Whether this is such a model."""
+        return type(model) in _FAMILIES
 
     def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
         prompts = [PrefixLayer(layer.keys, layer.values, shared) for layer in prefix.layers]
@@ -105,7 +99,7 @@ def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 def _layer(block: Any, heads: int, key_heads: int, rows: int, packs: bool) -> _Layer:
     attention, mlp = block.self_attn, block.mlp
     before = block.input_layernorm.weight.detach(), block.post_attention_layernorm.weight.detach()
-    weight, bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+    weight, bias = joined(attention.q_proj, attention.k_proj, attention.v_proj)
     head_norms, queries = None, attention.q_proj.out_features
     if hasattr(attention, "q_norm"):
         norms = attention.q_norm.weight.detach() * attention.scaling, attention.k_norm.weight.detach()
@@ -114,18 +108,10 @@ def _layer(block: Any, heads: int, key_heads: int, rows: int, packs: bool) -> _L
         weight[:queries] *= attention.scaling
         if bias is not None:
             bias[:queries] *= attention.scaling
-    inner, inner_bias = _joined(mlp.gate_proj, mlp.up_proj)
-
-    def added(layer: Any) -> AddLinear:
-        return add_linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows, packs)
-
+    inner, inner_bias = joined(mlp.gate_proj, mlp.up_proj)
     return _Layer(
-        linear(weight * before[0], bias, rows, packs), head_norms, added(attention.o_proj),
-        linear(inner * before[1], inner_bias, rows, packs), added(mlp.down_proj),
+        linear(weight * before[0], bias, rows, packs), head_norms,
+        add_linear(*weight_and_bias(attention.o_proj), rows, packs),
+        linear(inner * before[1], inner_bias, rows, packs),
+        add_linear(*weight_and_bias(mlp.down_proj), rows, packs),
     )  # fmt: skip
-
-
-def _joined(*layers: Any) -> tuple[Tensor, Tensor | None]:
-    """The weights and biases of some layers as those of one."""
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    return torch.cat([layer.weight for layer in layers]).detach(), torch.cat(biases).detach() if biases else None

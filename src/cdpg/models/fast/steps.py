@@ -12,7 +12,7 @@ heads each, D features of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cdpg.models.base import Decoding
 from cdpg.models.fast.attention import prompt_scores, prompt_values
 from cdpg.models.fast.cache import PrefixLayer, Shared
-from cdpg.models.fast.packed_weights import is_plain, packed_linear, pays
+from cdpg.models.fast.packed_weights import packed_linear, pays
 
 _SMALL = 400
 """PyTorch multiplies many matrices of fewer numbers one by one, which is slower than to add up position by position."""
@@ -48,7 +48,7 @@ class Steps(ABC):
 
 
 class StepState:
-    """The caches of rows that are at the same position."""
+    """The caches of rows that have the same number of tokens of their own."""
 
     def __init__(self, prompts: list[PrefixLayer], own: RowCache, shared: Shared, positions: Tensor) -> None:
         self.prompts, self.own, self.shared = prompts, own, shared
@@ -65,6 +65,10 @@ class StepState:
         self.own.keep(rows)
         self.shared.keep(rows)
         self.positions = self.positions[rows]
+        used = self.shared.drop_unused()
+        if used is not None:
+            for prompt in self.prompts:
+                prompt.keep(used)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of ``[R, K, G, D]`` queries to the prompt and the rows' own positions, ``[R, K · G · D]``.
@@ -142,6 +146,8 @@ class RowCache:
 
 class StepDecoding(Decoding):
     """Decoding by :class:`Steps`."""
+
+    joins = True
 
     def __init__(self, steps: Steps, hidden: Tensor, state: StepState) -> None:
         self.steps, self.hidden, self.state = steps, hidden, state
@@ -240,7 +246,13 @@ def add_linear(weight: Tensor, bias: Tensor | None, rows: int, packs: bool) -> A
     return lambda features, residual: residual.add_(bias).addmm_(features, transposed)
 
 
-def all_plain(layers: Iterable[Any]) -> bool:
-    """Whether these are linear layers as PyTorch has them, on a CPU, unchanged and not stored in half precision."""
-    exact = (torch.float32, torch.float64)
-    return all(type(layer) is nn.Linear and is_plain(layer) and layer.weight.dtype in exact for layer in layers)
+def joined(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """The weights and biases of some layers as those of one."""
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    return torch.cat(weights).detach(), torch.cat(biases).detach() if biases else None
+
+
+def weight_and_bias(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """The weight and the bias of a layer."""
+    return layer.weight.detach(), None if layer.bias is None else layer.bias.detach()

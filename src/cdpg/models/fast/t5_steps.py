@@ -19,11 +19,12 @@ from cdpg.models.fast.steps import (
     Steps,
     StepState,
     add_linear,
-    all_plain,
+    joined,
     linear,
     of_states,
     own_attention,
     scaled,
+    weight_and_bias,
 )
 
 BIASES = 64
@@ -59,22 +60,11 @@ class T5Steps(Steps):
 
     @classmethod
     def fits(cls, model: Any) -> bool:
-        """Whether this is such a model, and its layers are as they were made."""
+        """Whether this is such a model, with feed-forward layers of one known kind."""
         if type(model) is not T5ForConditionalGeneration:
             return False
-        found: Any = model
-        blocks = [block.layer for block in found.get_decoder().block]
-        kinds = {type(layers[2].DenseReluDense) for layers in blocks}
-        return (
-            len(kinds) == 1
-            and kinds <= {T5DenseActDense, T5DenseGatedActDense}
-            and all_plain(
-                layer
-                for own, cross, dense in blocks
-                for a in (own.SelfAttention, cross.EncDecAttention)
-                for layer in (a.q, a.k, a.v, a.o, *_inner(dense.DenseReluDense), dense.DenseReluDense.wo)
-            )
-        )
+        kinds = {type(block.layer[2].DenseReluDense) for block in model.get_decoder().block}
+        return len(kinds) == 1 and kinds <= {T5DenseActDense, T5DenseGatedActDense}
 
     def begin(self, prefix: Any, shared: Shared, lengths: Tensor) -> StepState:
         prompts = [PrefixLayer(layer.keys, layer.values, shared) for layer in prefix.cross_attention_cache.layers]
@@ -156,11 +146,9 @@ def _inner(dense: Any) -> list[nn.Linear]:
 def _layer(layers: Any, rows: int, packs: bool) -> _Layer:
     own, cross, dense = layers[0].SelfAttention, layers[1].EncDecAttention, layers[2].DenseReluDense
     norms = [layer.layer_norm.weight.detach() for layer in layers]
-    joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
-    inner = torch.cat([layer.weight for layer in _inner(dense)]).detach()
-    how = (None, rows, packs)
+    how = rows, packs
     return _Layer(
-        linear(joined * norms[0], *how), add_linear(own.o.weight.detach(), *how),
-        linear(cross.q.weight.detach() * norms[1], *how), add_linear(cross.o.weight.detach(), *how),
-        linear(inner * norms[2], *how), add_linear(dense.wo.weight.detach(), *how),
+        linear(joined(own.q, own.k, own.v)[0] * norms[0], None, *how), add_linear(*weight_and_bias(own.o), *how),
+        linear(cross.q.weight.detach() * norms[1], None, *how), add_linear(*weight_and_bias(cross.o), *how),
+        linear(joined(*_inner(dense))[0] * norms[2], None, *how), add_linear(*weight_and_bias(dense.wo), *how),
     )  # fmt: skip
