@@ -3,9 +3,9 @@
     python benchmarks/cost.py check [--processes 1,2,4]     # on CPUs, with models that fit
     python benchmarks/cost.py table                         # extrapolated: nothing of it was run
 
-``check`` first measures what one process does (rates and fixed times, on one workload) and what two processes send,
-and then whole epochs of other workloads, with 1, 2 and 4 processes, in processor time of the busiest process. So the
-figures hold on a busy machine; the time by the clock is the same if every process has a core of its own.
+For each number of processes, ``check`` first measures what a process does beside the others (rates and fixed times, on
+one workload) and what they send, and then whole epochs of three workloads, in processor time of the busiest process. So
+the figures hold on a busy machine; the time by the clock is the same if every process has a core of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,10 @@ CHECKED: tuple[dict[str, Any], ...] = (
     {"contexts": 4, "samples": 16, "prompt": 16, "completion": 32, "satisfying": 1.0, "width": 512},
 )
 """Workloads; the last has a larger model than the one that the rates are measured with."""
-REPEATS = 2
+SMALLEST = {"contexts": 4, "samples": 2, "prompt": 16, "completion": 2, "satisfying": 0.5}
+"""An epoch with little work for the model, for the time of all else."""
+REPEATS = 4
+TOKENS_PER_PASS = 1280
 MODELS = (
     Model("135M", 30, 576, 1536, 192, 49152),
     Model("1B", 16, 2048, 8192, 512, 128256),
@@ -70,66 +73,95 @@ def seconds_of(work: Callable[[], Any], repeats: int = REPEATS) -> float:
 # --- children ---
 
 
-def calibrate(folder: Path) -> None:
-    """What one process does."""
+def calibrate(folder: Path, sharding: str) -> None:
+    """What the first process does, beside others that do the same."""
     import torch
 
     from cdpg import CDPGConfig
     from cdpg.contexts.contexts import Context
-    from cdpg.models.loading import load_model
+    from cdpg.models.loading import load_for
     from cdpg.models.rng import UniformStream
     from cdpg.models.sampling import Samples, draw_samples
     from cdpg.models.scoring import plan_passes, prompts_and_rows, score_samples
+    from cdpg.models.sharding import repeated_blocks
+    from cdpg.system.distributed import Processes, make_accelerator
 
-    config = CDPGConfig(device="cpu", max_completion_length=LENGTH, tokens_per_pass=1280)
-    model, made = load_model(str(folder / str(CALIBRATION["width"])), config), shape(**CALIBRATION)
-    prompt = 16
+    config = CDPGConfig(
+        device="cpu", max_completion_length=LENGTH, tokens_per_pass=TOKENS_PER_PASS, sharding=sharding,
+        output_dir=str(folder),
+    )  # fmt: skip
+    processes = Processes(make_accelerator(config))
+    model, _, divide = load_for(processes, str(folder / str(CALIBRATION["width"])), config)
+    divide()
+    made, prompt = shape(**CALIBRATION), 16
     contexts = [Context(" ".join(f"w{n + 2}" for n in range(prompt)), {}, place) for place in range(4)]
     prompts = model.encode(contexts, LENGTH)
+    gathering = 0.0
+    if sharding == "full":
+        gathering = seconds_of(lambda: gather_all(repeated_blocks(model.module)))  # type: ignore[attr-defined]
 
     def draw(samples: int) -> Samples:
         return draw_samples(model, contexts, prompts, samples, config, UniformStream(0, "check", samples))
 
-    few, many = 2, 32
-    drawn = {samples: draw(samples) for samples in (few, many)}
+    few, full_pass, many = 2, (TOKENS_PER_PASS // 4 - prompt) // LENGTH, 32
+    drawn = {samples: draw(samples) for samples in (few, full_pass, many)}
     token, start = made.flops(prompt + LENGTH / 2), 4 * prompt * made.flops(prompt / 2)
 
-    def rate_and_fixed(times: dict[int, float], times_flops: float, runs: float) -> tuple[float, float]:
+    def rate_and_fixed(
+        work: Callable[[int], Any], samples: int, times_flops: float, runs: float
+    ) -> tuple[float, float]:
         """FLOP/s, and the seconds that do not depend on the number of samples, for each of so many runs."""
-        rows = 4 * (many - few)
-        rate = times_flops * rows * LENGTH * token / (times[many] - times[few])
-        return rate, (times[few] - times_flops * (4 * few * LENGTH * token + start) / rate) / runs
+        times = {n: seconds_of(partial(work, n)) for n in (few, samples)}
+        flops = {n: times_flops * (4 * n * LENGTH * token + start) for n in times}
+        rate = (flops[samples] - flops[few]) / (times[samples] - times[few])
+        fixed = times[samples] - flops[samples] / rate
+        return (rate, fixed / runs) if fixed > 0 else (flops[samples] / times[samples], 0.0)
 
-    def scored(samples: Samples) -> None:
-        score_samples(model, samples, torch.arange(samples.lengths.numel()), 4 * many * LENGTH + 4 * prompt)
+    def score(samples: int) -> None:
+        score_samples(model, drawn[samples], torch.arange(4 * samples), TOKENS_PER_PASS)
 
-    def differentiated(samples: Samples) -> None:
-        for part in plan_passes(samples, torch.arange(samples.lengths.numel()), 4 * many * LENGTH + 4 * prompt):
-            model.score(*prompts_and_rows(samples, part)).log_prob().sum().backward()
+    def differentiate(samples: int) -> None:
+        passes = plan_passes(drawn[samples], torch.arange(4 * samples), TOKENS_PER_PASS)
+        with model.gradient_passes(len(passes)):
+            for part in passes:
+                model.score(*prompts_and_rows(drawn[samples], part)).log_prob().sum().backward()
 
-    sampling, step = rate_and_fixed({n: seconds_of(lambda n=n: draw(n)) for n in drawn}, 1, LENGTH)
-    scoring, _ = rate_and_fixed({n: seconds_of(lambda s=s: scored(s)) for n, s in drawn.items()}, 1, 1)
-    gradient, fixed = rate_and_fixed({n: seconds_of(lambda s=s: differentiated(s)) for n, s in drawn.items()}, 3, 1)
-    optimiser = torch.optim.Adam(model.module.parameters(), fused=True)
-    adam = seconds_of(optimiser.step)
-    memory_rate = 7 * FLOAT * made.parameters / adam
-    step_seconds = step / made.layers - FLOAT * made.parameters / memory_rate / made.layers
+    sampling, step = rate_and_fixed(draw, many, 1, LENGTH)
+    scoring, _ = rate_and_fixed(score, full_pass, 1, 1)
+    gradient, fixed = rate_and_fixed(differentiate, full_pass, 3, 1)
+    optimiser = torch.optim.Adam(model.module.parameters(), fused=True)  # type: ignore[attr-defined]
+    held = made.parameters / (processes.count if sharding == "full" else 1)
+    memory_rate = 7 * FLOAT * held / seconds_of(optimiser.step)
+    reading = FLOAT * made.parameters / memory_rate
     found = {
         "sampling": sampling, "scoring": scoring, "gradient": gradient, "memory_rate": memory_rate,
-        "step_seconds": step_seconds, "pass_seconds": fixed / made.layers,
+        "step_seconds": max(0.0, step - reading - gathering) / made.layers,
+        "pass_seconds": max(0.0, fixed - 5 * gathering) / made.layers,
     }  # fmt: skip
-    (folder / "rates.json").write_text(json.dumps(found))
+    if gathering:
+        others = (processes.count - 1) / processes.count
+        found["gathering"] = others * FLOAT * made.layers * made.layer / gathering
+    if processes.is_main:
+        (folder / "rates.json").write_text(json.dumps(found))
+
+
+def gather_all(layers: list[Any]) -> None:
+    """Gather and free each layer of a divided model, as a step of sampling does."""
+    for layer in layers:
+        layer.unshard()
+        layer.reshard()
 
 
 def measure_network(folder: Path) -> None:
-    """What two processes send."""
+    """What some processes send."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     big, small = torch.ones(4 * 2**20), torch.ones(1)
-    parts = torch.ones(2 * 2**20)
-    size = FLOAT * big.numel()
+    count = dist.get_world_size()
+    parts = torch.ones(big.numel() // count)
+    size, others = FLOAT * big.numel(), (count - 1) / count
 
     def many_small() -> None:
         for _ in range(100):
@@ -139,8 +171,8 @@ def measure_network(folder: Path) -> None:
     sums = seconds_of(lambda: dist.all_reduce(big)) - latency
     gathers = seconds_of(lambda: dist.all_gather_into_tensor(big, parts)) - latency
     if dist.get_rank() == 0:
-        # Of two processes, each sends all bytes once for a sum, and half of them to gather.
-        found = {"network": size / sums, "gathering": size / 2 / gathers, "latency": latency}
+        # Each sends the parts of the others twice for a sum, and once to gather.
+        found = {"network": 2 * others * size / sums, "gathering": others * size / gathers, "latency": latency}
         (folder / "network.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -154,8 +186,8 @@ def share_of(satisfying: float) -> Callable[..., list[float]]:
     return check
 
 
-def run(folder: Path, sharding: str) -> None:
-    """Whole epochs of every workload; every process reports its processor seconds."""
+def run(folder: Path, sharding: str, workloads: Sequence[dict[str, Any]]) -> None:
+    """Whole epochs of some workloads; every process reports its processor seconds."""
     from transformers import TrainerCallback
 
     from cdpg import CDPGConfig, CDPGTrainer
@@ -171,7 +203,7 @@ def run(folder: Path, sharding: str) -> None:
             self.seconds.append(time.process_time() - self.started)
 
     found = []
-    for given in CHECKED:
+    for given in workloads:
         config = CDPGConfig(
             output_dir=str(folder / "run"), overwrite_output_dir=True, epochs=REPEATS + 1, warmup_epochs=0,
             device="cpu", contexts_per_epoch=given["contexts"], num_generations=given["samples"], replay=0,
@@ -199,15 +231,11 @@ def check(counts: list[int]) -> None:
         for width in {CALIBRATION["width"], *(given.get("width", CALIBRATION["width"]) for given in CHECKED)}:
             shaped = (folder / str(width), width, CALIBRATION["layers"], CALIBRATION["vocabulary"])
             forked(partial(make_model, *shaped))
-        forked(partial(calibrate, folder))
-        forked(partial(measure_network, folder), processes=2)
-        rates = read(folder / "rates.json") | read(folder / "network.json")
-        device = Device(**rates)
-        print("measured: " + ", ".join(f"{name} {value:.3g}" for name, value in rates.items()), flush=True)
         print("| workload | sharding | processes | forecast, s | measured, s | ratio |")
         print("| --- | --- | --- | --- | --- | --- |")
         for count, sharding in ways(counts):
-            forked(partial(run, folder, sharding), processes=count)
+            device = measured_device(folder, count, sharding)
+            forked(partial(run, folder, sharding, CHECKED), processes=count)
             seconds = [read(folder / f"seconds-{rank}.json") for rank in range(count)]
             for number, facts in enumerate(CHECKED):
                 model = shape(**{**CALIBRATION, "width": facts.get("width", CALIBRATION["width"])})
@@ -218,6 +246,21 @@ def check(counts: list[int]) -> None:
                 label += f"{work.completion:.0f}, satisfying {work.satisfying}"
                 print(f"| {label} | {sharding} | {count} | {expected:.2f} | {found:.2f} | {expected / found:.2f} |")
                 sys.stdout.flush()
+
+
+def measured_device(folder: Path, count: int, sharding: str) -> Device:
+    """One of so many processes side by side. What a lone process sends is never asked for."""
+    forked(partial(measure_network, folder), processes=max(2, count))
+    forked(partial(calibrate, folder, sharding), processes=count)
+    rates = read(folder / "network.json") | read(folder / "rates.json")
+    without = Device(**rates)
+    forked(partial(run, folder, sharding, (SMALLEST,)), processes=count)
+    found = max(read(folder / f"seconds-{rank}.json")[0] for rank in range(count))
+    rest = found - epoch(shape(**CALIBRATION), Work(**SMALLEST), without, count, sharding == "full").total
+    rates["epoch_seconds"] = max(0.0, rest)
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in rates.items())
+    print(f"{count} processes: {shown}", file=sys.stderr, flush=True)
+    return Device(**rates)
 
 
 def ways(counts: list[int]) -> Iterator[tuple[int, str]]:

@@ -90,6 +90,8 @@ class Device:
     cache_rate: float = math.inf
     """Bytes/s at which keys and values are read; on CPUs they are a part of the measured rate of sampling."""
     memory: float = math.inf
+    epoch_seconds: float = 0.0
+    """What an epoch takes beside the model: to prepare and check samples, and to write files."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Cost:
     """Gradients, and weights of a divided model while it is scored and differentiated."""
     sending: float = 0.0
     """Weights to an engine."""
+    rest: float = 0.0
+    """What does not depend on the model."""
 
     @property
     def total(self) -> float:
@@ -146,6 +150,7 @@ def epoch(model: Model, work: Work, device: Device, devices: int, divided: bool)
         optimiser=steps_taken * ADAM_TRAFFIC * model.parameters / device.memory_rate / (devices if divided else 1),
         gathering=(steps + passes) * gather,
         exchange=scoring_passes * gather + gradient_passes * 5 * gather if gather else steps_taken * sums,
+        rest=device.epoch_seconds,
     )
 
 
@@ -167,7 +172,7 @@ def engine_epoch(model: Model, work: Work, device: Device, devices: int, divided
     keys = rows * work.completion * SERVED * model.cache * (work.prompt + work.completion / 2) / device.cache_rate
     computing = (rows * work.completion * token / device.sampling + prompts / device.scoring + keys) / each
     send = SERVED * model.parameters / device.network
-    return Cost(fixed + computing, own.base, own.gradient, own.optimiser, 0.0, own.exchange, send)
+    return Cost(fixed + computing, own.base, own.gradient, own.optimiser, 0.0, own.exchange, send, own.rest)
 
 
 def engine_devices(model: Model, device: Device) -> int:
