@@ -320,9 +320,10 @@ def test_the_base_is_without_adapters_and_other_models_with_them(monkeypatch: py
 @pytest.mark.parametrize("beams", [0, 2])
 def test_prompts_are_remembered_for_beams_alone(beams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in each block; without beams nothing would use them again, and they take memory."""
+    monkeypatch.setattr("cdpg.evaluation.evaluator.BLOCK", 2)
     measure = Words()
     measure.beams = beams
-    made = trainer(tmp_path, held_out=MANY[:70], measure=measure)
+    made = trainer(tmp_path, held_out=MANY[:3], measure=measure)
     remembered = list[None]()
 
     def remembering(self: Any) -> Any:
