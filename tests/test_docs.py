@@ -99,6 +99,17 @@ def test_tables_are_those_of_the_program(hooks: ModuleType) -> None:
         assert f"<!-- presets {name} -->" in (DOCS / "tasks" / f"{name}.md").read_text(encoding="utf-8")
 
 
+def test_pages_have_the_tables_of_the_program(hooks: ModuleType) -> None:
+    """A page is also read without the site, which makes the tables anew."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    stale = [str(page.relative_to(ROOT)) for page, text in texts.items() if hooks.with_tables(text) != text]
+    assert stale == [], "python docs/hooks.py writes the tables"
+    settings = texts[DOCS / "settings.md"]
+    assert hooks.settings_table() in settings
+    assert hooks.inputs_table() in settings
+    assert hooks.metrics_table() in texts[DOCS / "methods" / "metrics.md"]
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """The words after ``cdpg`` of every command in a page."""
     for block in blocks(page, "sh"):
