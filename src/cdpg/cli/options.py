@@ -124,7 +124,7 @@ System = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System message of every chat; plain prompts also need --chat.")
 ]
 Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling, not passes over the data.")]
-Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
+Seed = Annotated[int | None, typer.Option(help="Seeds the samples and their order; held-out contexts stay the same.")]
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
 
 

@@ -36,9 +36,11 @@ class CDPGTrainer(TakesCallbacks):
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
     :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of
     the same kind, during the run and at its end; it should be held out, and the figures say how many of its prompts
-    are tuned on, too. ``stop`` may end a sequence before its end token, for the base and the policy alike;
-    ``measure`` adds metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name)
-    are written to ``config.yaml``, so that the run can be repeated from it.
+    are tuned on, too. ``processing_class`` is the tokenizer, by default that of the model's name; ``callbacks`` are
+    those of Hugging Face, to which an epoch is a step; ``peft_config`` asks for adapters. ``stop`` may end a sequence
+    before its end token, for the base and the policy alike; ``measure`` adds metrics to the evaluation. ``command`` and
+    ``inputs`` (model, contexts and constraint by name) are written to ``config.yaml``, so that the run can be repeated
+    from it.
     """
 
     @shows_notices
