@@ -177,6 +177,18 @@ def test_callbacks_are_added_and_removed(tmp_path: Path) -> None:
     assert recorder.events == []
 
 
+def test_a_single_callback_needs_no_list(tmp_path: Path) -> None:
+    recorder = Recorder()
+    make(tmp_path, recorder)
+    assert recorder.events == [("on_init_end", 0)]
+
+
+@pytest.mark.parametrize("given", [["tensorboard"], "tensorboard", 3])
+def test_what_is_no_callback_is_refused(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(UserError, match=r"a callback is .*: pass callbacks of Transformers"):
+        make(tmp_path, given)
+
+
 def test_evaluating_and_uploading_by_hand_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     trainer = make(tmp_path, [recorder], epochs=1)

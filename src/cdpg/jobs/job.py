@@ -301,7 +301,9 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
     """A file's settings, overridden by the options, then by ``--set``."""
     if config is not None and not config.is_file():
         what = "is a folder" if config.is_dir() else "does not exist"
-        raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings")
+        own = config / "config.yaml"
+        hint = f", for the run in it {str(own)!r}" if own.is_file() else ""
+        raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings{hint}")
     values = read_yaml(config) if config is not None else {}
     given = {key: value for key, value in options.items() if value is not None and value != []}
     return {**values, **given, **parse_overrides(overrides, _TEXTS)}

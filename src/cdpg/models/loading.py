@@ -179,6 +179,10 @@ def _load(
     peft_config: Any,
 ) -> tuple[TransformerModel, nn.Module | None]:
     """The model, and a copy from before its adapters if the model without them is not the base."""
+    if tokenizer is not None and not callable(tokenizer):
+        raise UserError(
+            f"processing_class is {tokenizer!r:.100}: pass a tokenizer, as AutoTokenizer.from_pretrained gives it"
+        )
     device = device or choose_device(config)
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
