@@ -177,6 +177,14 @@ def test_callbacks_are_added_and_removed(tmp_path: Path) -> None:
     assert recorder.events == []
 
 
+def test_an_evaluation_takes_no_data(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    with pytest.raises(UserError, match="evaluate was given a list: it takes no data; pass eval_dataset"):
+        trainer.evaluate(CONTEXTS)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="evaluate was given eval_dataset, ignore_keys: it takes no data"):
+        trainer.evaluate(eval_dataset=CONTEXTS, ignore_keys=None)
+
+
 def test_a_single_callback_needs_no_list(tmp_path: Path) -> None:
     recorder = Recorder()
     make(tmp_path, recorder)

@@ -19,7 +19,7 @@ from cdpg.models.sampling import StopRule
 from cdpg.training import resuming
 from cdpg.training.callbacks import Callbacks, TakesCallbacks
 from cdpg.training.epoch import Epoch
-from cdpg.training.evaluating import RunEvaluator
+from cdpg.training.evaluating import RunEvaluator, refuse_data
 from cdpg.training.nonfinite import NonfiniteWatch
 from cdpg.training.saving import Saver
 from cdpg.training.session import Session, open_session
@@ -129,12 +129,13 @@ class CDPGTrainer(TakesCallbacks):
         return record or self._parts.journal.last("metrics")
 
     @shows_notices
-    def evaluate(self, progress: Progress | None = None) -> dict[str, Any]:
+    def evaluate(self, progress: Progress | None = None, **others: Any) -> dict[str, Any]:
         """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
 
-        ``progress`` shows how far it has come. Callbacks are given the tuned model's means (``on_log``,
-        ``on_evaluate``).
+        ``progress`` shows how far it has come; ``others`` are refused. Callbacks are given the tuned model's means
+        (``on_log``, ``on_evaluate``).
         """
+        refuse_data(progress, others)
         self._state = resuming.begin_target(self._parts, self._state, True, self.args)
         found = self._run_evaluator.evaluate_all(progress)
         self._run_evaluator.report(found)
