@@ -96,6 +96,10 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["run", *OWN, "--set", "learning_rte=3"], "did you mean 'learning_rate'"),
         (["run", "--model", "llama"], "contexts, constraint must be given"),
         (["run", "nowhere.yaml"], "'nowhere.yaml' does not exist: expected a task's name"),
+        (
+            ["run", "contexts.csv"],
+            "'contexts.csv' is a file of contexts by its name: give it with --contexts; expected",
+        ),
         (["run", *OWN[:4], "--constraint", "checks:odd"], "'checks' has no function 'odd'; it has even"),
         (["run", *OWN[:4], "--constraint", "nochecks:odd"], "there is no module 'nochecks'"),
         (["run", *OWN[:4], "--constraint", "checks:Evn"], "'checks' has no function 'Evn'; did you mean 'even'?"),
