@@ -66,8 +66,9 @@ class Callbacks:
         self.control = TrainerControl()
         self.state = TrainerState(logging_steps=1, is_world_process_zero=is_main, is_local_process_zero=is_main)
         self._settle(config)
-        several = isinstance(callbacks, Iterable) and not isinstance(callbacks, str)
-        for callback in callbacks if several else [callbacks]:
+        single = isinstance(callbacks, str) or not isinstance(callbacks, Iterable)
+        given: Any = [callbacks] if single else callbacks
+        for callback in given:
             self.add(callback)
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
