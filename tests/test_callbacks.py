@@ -177,6 +177,12 @@ def test_callbacks_are_added_and_removed(tmp_path: Path) -> None:
     assert recorder.events == []
 
 
+def test_an_upload_without_a_repository_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"given no repository: name it, push_to_hub\('user/name'\)"):
+        make(tmp_path).push_to_hub()
+    assert not (tmp_path / "model").exists()
+
+
 def test_an_evaluation_takes_no_data(tmp_path: Path) -> None:
     trainer = make(tmp_path)
     with pytest.raises(UserError, match="evaluate was given a list: it takes no data; pass eval_dataset"):

@@ -145,7 +145,7 @@ class CDPGTrainer(TakesCallbacks):
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
         return self._saver.save_model(output_dir)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+    def push_to_hub(self, repo_id: str | None = None, **options: Any) -> str:
         """Upload the tuned model, its tokenizer and its card; ``options`` are the hub's (``private``, ``token``, …)."""
         return self._saver.push(repo_id, **options)
 
