@@ -91,7 +91,7 @@ def test_tables_are_those_of_the_program(hooks: ModuleType) -> None:
     settings = hooks.settings_table()
     assert [line.split("`")[1] for line in settings.splitlines()[2:]] == list(FIELDS)
     assert "| `epochs` | `1000` | Rounds of sampling, as in the paper; *not* passes over the data. |" in settings
-    assert "| `model` | An embedded model, a hub id or a folder. |" in hooks.inputs_table()
+    assert "| `model` | The model to tune: a hub id, a folder, or one that " in hooks.inputs_table()
     assert len(hooks.metrics_table().splitlines()) == 2 + len(known_metrics({}))
     for name, task in TASKS.items():
         for preset in task.presets.values():

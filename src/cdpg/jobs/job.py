@@ -77,7 +77,7 @@ class Job:
     """A run, described by names."""
 
     model: str
-    """An embedded model, a hub id or a folder."""
+    """The model to tune: a hub id, a folder, or one that comes with the package (``code-tiny``, ``t5-tiny``)."""
     constraint: tuple[str, ...]
     """One or several ``module:function``; none if there are only moments and rewards."""
     settings: CDPGConfig
