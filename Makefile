@@ -57,8 +57,9 @@ bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmark]' --constraint constraints.txt
 	$(BIN)/python benchmarks/epoch.py
 
-# The site, in site/. The tests build it too, and as strictly.
+# The site, in site/, and the tables in docs/ that are made from the program. The tests build it too, and as strictly.
 docs: $(READY)
+	$(BIN)/python docs/hooks.py
 	$(BIN)/python -m mkdocs build --strict
 
 clean:

@@ -1,7 +1,9 @@
-"""What the documentation's build adds: parts that are made from the program itself, so that they cannot go stale.
+"""Parts of the documentation that are made from the program itself.
 
-In a page, ``<!-- settings -->``, ``<!-- inputs -->``, ``<!-- metrics -->`` and ``<!-- presets TASK -->`` become tables.
-Links to source files become links to the reference. Formulas become MathML, which browsers show without a script.
+Between ``<!-- settings -->`` (or ``inputs``, ``metrics``, ``presets TASK``) and ``<!-- end -->`` a page has a table.
+It is in the page, so that it can be read without the site; ``python docs/hooks.py`` writes it, and a test compares it
+with the program. In the site, links to source files become links to the reference, and formulas become MathML, which
+browsers show without a script.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import dataclasses
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -19,7 +22,7 @@ from cdpg.config import FIELDS, CDPGConfig
 from cdpg.jobs.job import Job
 from cdpg.tasks import TASKS, known_metrics
 
-_MARK = re.compile(r"<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->")
+_TABLE = re.compile(r"(<!-- (settings|inputs|metrics|presets)(?: ([\w-]+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _FORMULA = re.compile(r'class="arithmatex">\\([(\[])(.*?)\\[)\]]</', re.DOTALL)
 _FUNCTION_NAME = re.compile(r"<m[io]>(log|min)</m[io]>")
 _SPACED = r'<mi>\1</mi><mspace width="0.167em" />'  # "log a", not "loga"
@@ -68,9 +71,18 @@ _TABLES: dict[str, Callable[..., str]] = {
 }  # fmt: skip
 
 
+def with_tables(markdown: str) -> str:
+    """A page with its tables as the program has them."""
+    return _TABLE.sub(lambda found: f"{found[1]}\n{_made(found)}\n\n{found[5]}", markdown)
+
+
+def _made(found: re.Match[str]) -> str:
+    return _TABLES[found[2]](*filter(None, [found[3]]))
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the tables in, and turn links to sources around."""
-    text = _MARK.sub(lambda mark: _TABLES[mark[1]](*filter(None, [mark[2]])), markdown)
+    """Make the tables, without their marks, and turn links to sources around."""
+    text = _TABLE.sub(_made, markdown)
     upwards = "../" * page.file.src_uri.count("/")
 
     def to_reference(link: re.Match[str]) -> str:
@@ -109,3 +121,8 @@ def _markdown(text: str) -> str:
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    for path in sorted(Path(__file__).parent.rglob("*.md")):
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -177,6 +177,32 @@ def test_callbacks_are_added_and_removed(tmp_path: Path) -> None:
     assert recorder.events == []
 
 
+def test_an_upload_without_a_repository_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"given no repository: name it, push_to_hub\('user/name'\)"):
+        make(tmp_path).push_to_hub()
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_evaluation_takes_no_data(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    with pytest.raises(UserError, match="evaluate was given a list: it takes no data; pass eval_dataset"):
+        trainer.evaluate(CONTEXTS)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="evaluate was given eval_dataset, ignore_keys: it takes no data"):
+        trainer.evaluate(eval_dataset=CONTEXTS, ignore_keys=None)
+
+
+def test_a_single_callback_needs_no_list(tmp_path: Path) -> None:
+    recorder = Recorder()
+    make(tmp_path, recorder)
+    assert recorder.events == [("on_init_end", 0)]
+
+
+@pytest.mark.parametrize("given", [["tensorboard"], "tensorboard", 3])
+def test_what_is_no_callback_is_refused(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(UserError, match=r"a callback is .*: pass callbacks of Transformers"):
+        make(tmp_path, given)
+
+
 def test_evaluating_and_uploading_by_hand_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     trainer = make(tmp_path, [recorder], epochs=1)

@@ -15,7 +15,7 @@ import tiny
 from cdpg import CDPGConfig, CDPGTrainer
 from cdpg.cli import app
 from cdpg.constraints.judge import Judge
-from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
+from cdpg.contexts.chats import as_chats, warn_of_plain_prompts, warn_of_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.messages.terms import on_command_line
@@ -59,6 +59,17 @@ def test_a_chat_model_that_is_sent_plain_text_is_noticed(notices: list[str]) -> 
     warn_of_plain_prompts(with_template, [chat])
     warn_of_plain_prompts(without, [plain])
     assert notices == []
+
+
+def test_an_answer_at_the_end_of_a_prompt_is_noticed(notices: list[str]) -> None:
+    tokenizer, answer = tiny.tokenizer_for("llama"), {"role": "assistant", "content": "Two."}
+    warn_of_prompts(tokenizer, [Context((USER,), {}, 1), Context((USER, answer, USER), {}, 2)])
+    assert notices == []
+    warn_of_prompts(tokenizer, [Context((USER,), {}, 1), Context((USER, answer), {}, 2)])
+    assert notices == [
+        "prompts end with a message of the assistant (the first: row 2), which completions continue: if it is a whole "
+        "answer, leave it out of the prompt"
+    ]
 
 
 def test_a_function_that_takes_completions_for_texts_is_reported_what_they_are() -> None:

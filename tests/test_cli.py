@@ -26,7 +26,7 @@ from cdpg.cli.tables import print_models
 from cdpg.constraints.named import load_constraint
 from cdpg.errors import UserError
 from cdpg.jobs import comparison
-from cdpg.jobs.job import Inputs, Job
+from cdpg.jobs.job import Inputs, Job, gather
 from cdpg.storage.json_files import write_json, write_yaml
 from cdpg.storage.jsonl import JsonlFile, read_jsonl
 from cdpg.storage.run_folder import RunFolder
@@ -96,6 +96,10 @@ def test_run_from_a_file(workplace: Path) -> None:
         (["run", *OWN, "--set", "learning_rte=3"], "did you mean 'learning_rate'"),
         (["run", "--model", "llama"], "contexts, constraint must be given"),
         (["run", "nowhere.yaml"], "'nowhere.yaml' does not exist: expected a task's name"),
+        (
+            ["run", "contexts.csv"],
+            "'contexts.csv' is a file of contexts by its name: give it with --contexts; expected",
+        ),
         (["run", *OWN[:4], "--constraint", "checks:odd"], "'checks' has no function 'odd'; it has even"),
         (["run", *OWN[:4], "--constraint", "nochecks:odd"], "there is no module 'nochecks'"),
         (["run", *OWN[:4], "--constraint", "checks:Evn"], "'checks' has no function 'Evn'; did you mean 'even'?"),
@@ -289,6 +293,37 @@ def test_the_methods_of_a_comparison(
     contexts = ["--contexts", "contexts.csv", "--prompt-column", "source"]
     words = ["compare", "--model", "llama", *contexts, "--constraint", "test_preflight:even", *given]
     assert str(CliRunner().invoke(app, words).exception).split() == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            ["--set", "method=rft", "--methods", "cdpg,dpg"],
+            ["method rft is not compared, only cdpg, dpg: name it in --methods"],
+        ),
+        (["--set", "method=dpg"], []),
+        (["--methods", "dpg,rft"], []),
+    ],
+)
+def test_a_comparison_without_the_method_of_its_settings_says_so(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], told: list[str]
+) -> None:
+    monkeypatch.setattr(comparison, "carry_out", lambda *arguments: None)
+    monkeypatch.chdir(workplace)
+    contexts = ["--contexts", "contexts.csv", "--prompt-column", "source"]
+    words = ["compare", "--model", "llama", *contexts, "--constraint", "test_preflight:even", *given]
+    with noticed() as heard:
+        assert CliRunner().invoke(app, words).exception is None
+    assert [notice for notice in heard if "method" in notice] == told
+
+
+def test_the_folder_of_a_run_is_answered_with_its_settings(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is a folder: expected a task's name .* or a YAML file of settings$"):
+        gather(tmp_path, {}, [])
+    write_yaml(tmp_path / "config.yaml", {"task": "code-pep8"})
+    with pytest.raises(UserError, match=r"is a folder: .* settings, for the run in it '.*/config\.yaml'$"):
+        gather(tmp_path, {}, [])
 
 
 def compared(folder: Path, *methods: str) -> tuple[Job, list[comparison.ComparisonRun]]:

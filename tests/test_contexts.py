@@ -254,8 +254,13 @@ def test_missing_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_contexts("train.json")
     with pytest.raises(UserError, match="is a folder: name the file"):
         load_contexts(tmp_path)
-    with pytest.raises(UserError, match=r"there is no file 'none/a\.csv'"):
+    with pytest.raises(UserError, match=r"there is no file 'none/a\.csv': [^;]*$"):
         load_contexts(Path("none/a.csv"))
+    hub = r"there is no file 'user/questions': give .*; if it is a data set of the hub, "
+    with pytest.raises(UserError, match=f"{hub}give the object that load_dataset returns$"):
+        load_contexts("user/questions")
+    with on_command_line(), pytest.raises(UserError, match=f"{hub}its to_json"):
+        load_contexts("user/questions")
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,23 @@ def test_tables_are_those_of_the_program(hooks: ModuleType) -> None:
     settings = hooks.settings_table()
     assert [line.split("`")[1] for line in settings.splitlines()[2:]] == list(FIELDS)
     assert "| `epochs` | `1000` | Rounds of sampling, as in the paper; *not* passes over the data. |" in settings
-    assert "| `model` | An embedded model, a hub id or a folder. |" in hooks.inputs_table()
+    assert "| `model` | The model to tune: a hub id, a folder, or one that " in hooks.inputs_table()
     assert len(hooks.metrics_table().splitlines()) == 2 + len(known_metrics({}))
     for name, task in TASKS.items():
         for preset in task.presets.values():
             assert f"`{preset.model}`" in hooks.presets_table(name)
         assert f"<!-- presets {name} -->" in (DOCS / "tasks" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_pages_have_the_tables_of_the_program(hooks: ModuleType) -> None:
+    """A page is also read without the site, which makes the tables anew."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    stale = [str(page.relative_to(ROOT)) for page, text in texts.items() if hooks.with_tables(text) != text]
+    assert stale == [], "python docs/hooks.py writes the tables"
+    settings = texts[DOCS / "settings.md"]
+    assert hooks.settings_table() in settings
+    assert hooks.inputs_table() in settings
+    assert hooks.metrics_table() in texts[DOCS / "methods" / "metrics.md"]
 
 
 def commands(page: Path) -> Iterator[list[str]]:

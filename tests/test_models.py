@@ -23,6 +23,7 @@ from cdpg.errors import UserError
 from cdpg.models import causal
 from cdpg.models.beams import beam_search
 from cdpg.models.codec import Codec
+from cdpg.models.devices import choose_device
 from cdpg.models.fast import packed_weights
 from cdpg.models.head import chosen_log_probs
 from cdpg.models.loading import load_model, load_policy_and_base
@@ -314,6 +315,20 @@ def test_a_half_precision_folder_is_computed_in_float32(tmp_path: Path) -> None:
 def test_a_missing_model_is_the_user_s_error() -> None:
     with pytest.raises(UserError, match="cannot load the model 'no/such-model'"):
         load_model("no/such-model", CDPGConfig(device="cpu"))
+
+
+def test_the_folder_of_a_run_is_answered_with_its_model(tmp_path: Path) -> None:
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    assert locate(str(tmp_path / "run")) == str(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("task: code-pep8\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"run' is the folder of a run: give its model, '.*/run/model'$"):
+        locate(str(tmp_path / "run"))
+    assert locate(str(tmp_path / "run" / "model")) == str(tmp_path / "run" / "model")
+
+
+def test_a_device_that_is_none_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"device is 'tpu', which cannot be used here .*: give auto, cpu, cuda or mps$"):
+        choose_device(CDPGConfig(device="tpu"))
 
 
 @pytest.mark.parametrize("name", ["./nope", "../nope", "/nope", "~/nope", "nope/", "runs/nope"])

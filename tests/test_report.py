@@ -255,6 +255,7 @@ def test_several_runs_are_put_side_by_side(tmp_path: Path) -> None:
     )
     assert study.change("reinforce", "satisfaction").mean == pytest.approx(0.55, abs=0.02)  # type: ignore[union-attr]
     assert write_report(runs, tmp_path / "report.html").is_file()
+    assert write_report(str(runs[0]), str(tmp_path / "one.html")) == tmp_path / "one.html"  # a folder needs no list
 
 
 @UNPAINTED

@@ -664,6 +664,14 @@ def test_a_callback_that_needs_what_is_not_here_is_refused_by_name(tmp_path: Pat
         CDPGTrainer(tabular(4), has_a, settings(tmp_path), CONTEXTS, callbacks=[Needy]).train()
 
 
+def test_a_tokenizer_that_is_only_named_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="processing_class is 't5-small': pass a tokenizer"):
+        CDPGTrainer(
+            tiny.make_model("llama"), lambda prompts, completions: [True] * len(prompts),
+            CDPGConfig(output_dir=str(tmp_path)), ["a"], processing_class="t5-small",
+        )  # fmt: skip
+
+
 def test_a_model_that_could_not_be_saved_is_refused_at_once(tmp_path: Path) -> None:
     model = tiny.make_model("llama")
     model.hf_quantizer = types.SimpleNamespace(

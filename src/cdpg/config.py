@@ -156,7 +156,7 @@ class CDPGConfig:
     keep: Literal["last", "best"] | None = None
     """Which model the run ends with: the last one, or the latest whose gain on the validation contexts is not below the
     largest by two standard errors. By default ``best`` for method ``cdpg`` if there are held-out and validation
-    contexts, else ``last``."""
+    contexts, no moments or rewards, and ``divergence`` is ``kl``; else ``last``."""
     validation_contexts: int | None = None
     """Number of training contexts that are used for validation instead: the gain on them decides which model is kept
     and whether samples are replayed. They are not the held-out set. By default a tenth, at most 64, and none if there
@@ -190,7 +190,7 @@ class CDPGConfig:
     log_samples: int = 8
     """Samples written to ``samples.jsonl`` each epoch."""
     report_to: tuple[str, ...] = ()
-    """Trackers, by Accelerate's names: ``tensorboard``, ``wandb``, ``mlflow``."""
+    """Trackers, by Accelerate's names: ``tensorboard``, ``wandb``, ``mlflow`` and others."""
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda``, ``mps``."""

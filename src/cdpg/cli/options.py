@@ -91,7 +91,7 @@ Method = Annotated[str | None, typer.Option(help=f"{any_of(METHODS)}.", autocomp
 Methods = Annotated[
     str, typer.Option(help="Methods to compare, separated by commas, or all.", autocompletion=complete_methods)
 ]
-Model = Annotated[str | None, typer.Option(help="Embedded model, hub id or folder of the model to tune.")]
+Model = Annotated[str | None, typer.Option(help="The model to tune: a hub id, a folder, code-tiny or t5-tiny.")]
 Contexts = Annotated[
     str | None, typer.Option(help="File of contexts (CSV, TSV, JSONL, JSON, text); for code also a folder.")
 ]
@@ -124,7 +124,7 @@ System = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System message of every chat; plain prompts also need --chat.")
 ]
 Epochs = Annotated[int | None, typer.Option(help="Rounds of sampling, not passes over the data.")]
-Seed = Annotated[int | None, typer.Option(help="Seeds everything that is random.")]
+Seed = Annotated[int | None, typer.Option(help="Seeds the samples and their order; held-out contexts stay the same.")]
 OutputDir = Annotated[str | None, typer.Option(help="The run's folder.")]
 
 

@@ -94,6 +94,9 @@ def compare(
       cdpg compare translation-numbers --methods all --jobs 2
     """
     names = _method_names(methods)
+    asked = job.settings.method
+    if asked not in (CDPGConfig.method, *names):
+        _log.warning(f"method {asked} is not compared, only {', '.join(names)}: name it in --methods")
     job = _overwriting(job) if overwrite else job
     job = dataclasses.replace(job, settings=job.settings.replace(evaluate_at_end=True))  # all runs together
     inputs = job.load()

@@ -30,6 +30,18 @@ def as_chats(contexts: Sequence[Context], chat: bool, system: str) -> list[Conte
     return [replace(context, prompt=_with_system(_as_chat(context.prompt), system)) for context in contexts]
 
 
+def warn_of_prompts(tokenizer: Any, contexts: Sequence[Context]) -> None:
+    """Log notices on prompts that are probably not in the form that is meant."""
+    warn_of_plain_prompts(tokenizer, contexts)
+    chats = (context for context in contexts if not isinstance(context.prompt, str))
+    begun = next((chat for chat in chats if chat.prompt[-1]["role"] == "assistant"), None)  # type: ignore[index]
+    if begun is not None:
+        _log.warning(
+            f"prompts end with a message of the assistant (the first: row {begun.row}), which completions continue: if "
+            "it is a whole answer, leave it out of the prompt"
+        )
+
+
 def warn_of_plain_prompts(tokenizer: Any, contexts: Sequence[Context]) -> None:
     """Log a notice if a model with a chat template is sent plain texts."""
     plain = len({context.prompt for context in contexts if isinstance(context.prompt, str)})  # some are evaluated, too

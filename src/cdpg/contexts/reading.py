@@ -15,6 +15,7 @@ from typing import Any
 
 from cdpg.errors import UserError
 from cdpg.messages.nearest import nearest
+from cdpg.messages.terms import for_caller
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,11 @@ def _missing_file(path: Path) -> str:
     near = nearest(path.name, sorted(os.listdir(path.parent))) if path.parent.is_dir() else None
     if near:
         return f"there is no file {str(path)!r}; did you mean {str(path.parent / near)!r}?"
-    return f"there is no file {str(path)!r}: give the path of a file with contexts (seen from {str(Path.cwd())!r})"
+    found = f"there is no file {str(path)!r}: give the path of a file with contexts (seen from {str(Path.cwd())!r})"
+    if path.suffix or len(path.parts) > 2:
+        return found
+    saved = for_caller("its to_json('prompts.jsonl') makes a file of it", "give the object that load_dataset returns")
+    return f"{found}; if it is a data set of the hub, {saved}"
 
 
 def _decoded(path: Path) -> str:

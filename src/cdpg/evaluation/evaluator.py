@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import Constraints, Judge
-from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
+from cdpg.contexts.chats import as_chats, warn_of_prompts
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.contexts.digests import count_tuned_on
 from cdpg.errors import UserError
@@ -124,7 +124,7 @@ class Evaluator:
         judge.require_columns(loaded)
         processes = Processes(make_accelerator(config))
         model = load_base(base, config, processes.accelerator.device if config.device == "auto" else None)
-        warn_of_plain_prompts(model.tokenizer, loaded)
+        warn_of_prompts(model.tokenizer, loaded)
         made = cls.of(model, loaded, judge, measure, config, processes, stop, tuned_on)
         if not judge.tilt.is_fitted:
             sampler = Sampler(model, model, judge, config, processes, stop, policy_is_base=True)

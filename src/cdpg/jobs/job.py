@@ -50,6 +50,8 @@ _OF_A_TASK = (
 """Values of a job that belong to its task or override it."""
 _NO_CONSTRAINT = "none"
 """The constraint of a task whose own is left out, for moments and rewards alone."""
+_OF_CONTEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
+"""Endings that no file of settings has."""
 _FEW = 50
 """With fewer contexts, none are held out."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 500
@@ -75,7 +77,7 @@ class Job:
     """A run, described by names."""
 
     model: str
-    """An embedded model, a hub id or a folder."""
+    """The model to tune: a hub id, a folder, or one that comes with the package (``code-tiny``, ``t5-tiny``)."""
     constraint: tuple[str, ...]
     """One or several ``module:function``; none if there are only moments and rewards."""
     settings: CDPGConfig
@@ -301,7 +303,14 @@ def gather(config: Path | None, options: Mapping[str, Any], overrides: Iterable[
     """A file's settings, overridden by the options, then by ``--set``."""
     if config is not None and not config.is_file():
         what = "is a folder" if config.is_dir() else "does not exist"
-        raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings")
+        own = config / "config.yaml"
+        hint = f", for the run in it {str(own)!r}" if own.is_file() else ""
+        raise UserError(f"{str(config)!r} {what}: expected a task's name (cdpg tasks) or a YAML file of settings{hint}")
+    if config is not None and config.suffix.lower() in _OF_CONTEXTS:
+        raise UserError(
+            f"{str(config)!r} is a file of contexts by its name: give it with {term('contexts')}; expected a task's "
+            "name (cdpg tasks) or a YAML file of settings"
+        )
     values = read_yaml(config) if config is not None else {}
     given = {key: value for key, value in options.items() if value is not None and value != []}
     return {**values, **given, **parse_overrides(overrides, _TEXTS)}

@@ -69,7 +69,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("mask_truncated_completions", "a completion that is cut is judged like any other"),
     (
         "stop stop_strings stop_token stop_token_id missing_eos_penalty",
-        "a stopping rule is the trainer's argument stop, in Python; a task brings its own",
+        "a stop rule is the trainer's argument stop, in Python; a task brings its own",
     ),
     ("pad_to_multiple_of", "rows are padded to the longest of a pass, which tokens_per_pass bounds"),
     (

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from cdpg.config import CDPGConfig
-from cdpg.errors import UserError
+from cdpg.errors import UserError, first_line
 
 
 def choose_device(config: CDPGConfig) -> torch.device:
@@ -18,7 +18,10 @@ def choose_device(config: CDPGConfig) -> torch.device:
             device = torch.device(config.device)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise UserError(f"device is {config.device!r}, which cannot be used here: {error}") from error
+            why = first_line(error)[:100]
+            raise UserError(
+                f"device is {config.device!r}, which cannot be used here ({why}): give auto, cpu, cuda or mps"
+            ) from error
         return device
     if torch.cuda.is_available():
         return torch.device("cuda")

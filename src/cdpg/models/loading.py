@@ -179,12 +179,16 @@ def _load(
     peft_config: Any,
 ) -> tuple[TransformerModel, nn.Module | None]:
     """The model, and a copy from before its adapters if the model without them is not the base."""
+    if tokenizer is not None and not callable(tokenizer):
+        raise UserError(
+            f"processing_class is {tokenizer!r:.100}: pass a tokenizer, as AutoTokenizer.from_pretrained gives it"
+        )
     device = device or choose_device(config)
     check_precision(config, device)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     model = locate(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
     if not isinstance(model, (str, nn.Module)):
-        raise UserError(f"model is {model!r}: pass a hub id, a folder, an embedded model's name, or a loaded model")
+        raise UserError(f"model is {model!r}: pass a hub id, a folder, code-tiny, t5-tiny, or a loaded model")
     name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
     original = None
     with _memory(peft_config), torch.random.fork_rng(devices=[]):

@@ -25,10 +25,14 @@ _FIRST_FILES = ("config.json", "adapter_config.json")
 def locate(name: str) -> str:
     """The folder of an embedded or packaged model; any other name unchanged.
 
-    A misspelt name of such a model, or a path that does not exist, is refused without asking the hub.
+    A misspelt name of such a model, the folder of a run, or a path that does not exist, is refused without asking the
+    hub.
     """
     if looks_like_path(name) and not Path(name).exists():
         raise UserError(f"there is no folder {name!r}{_meant(Path(name))}")
+    own = Path(name) / "model"
+    if own.is_dir() and (Path(name) / "config.yaml").is_file() and not (Path(name) / _FIRST_FILES[0]).is_file():
+        raise UserError(f"{name!r} is the folder of a run: give its model, {str(own)!r}")
     if "/" in name or name in ("", ".", "..") or Path(name).exists():
         return name
     embedded = _embedded()

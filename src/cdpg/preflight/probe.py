@@ -14,7 +14,7 @@ import torch
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.judge import CheckFailure, Judge, Verdicts
-from cdpg.contexts.chats import warn_of_plain_prompts
+from cdpg.contexts.chats import warn_of_prompts
 from cdpg.contexts.contexts import Context
 from cdpg.contexts.stream import ContextStream
 from cdpg.evaluation.plan import evaluated_contexts
@@ -88,7 +88,7 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     # With new adapters the model is still the base, and its gradient takes as long as the run's.
     start = used()
     base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
-    warn_of_plain_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out])
+    warn_of_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out])
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all of them, to refuse one that is too long
     base.encode(inputs.held_out, config.max_completion_length)
     chosen = ContextStream(inputs.tuning, config.seed).draw(0, min(count, len(inputs.tuning)))

@@ -90,7 +90,8 @@ def farther(
         measured = "there is no interval of the difference"
     else:
         measured = f"{rise:+.3g}, interval [{low:+.3g}, {high:+.3g}], paired by context".replace("-", "−")
-    text = f"The pooled KL(p, π){where} did not fall ({measured}): {base.mean:.3g} → {tuned.mean:.3g} nats."
+    figures = f"{base.mean:.3g} → {tuned.mean:.3g} nats".replace("-", "−")
+    text = f"The pooled KL(p, π){where} did not fall ({measured}): {figures}."
     if sure:
         title, advice = "Farther from the ideal model than the base", _nearer(method, chosen)
     else:

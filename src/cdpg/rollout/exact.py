@@ -91,8 +91,8 @@ class ExactSampler:
     """Draws samples of p_c ∝ a(x|c) · b(x,c) · exp(λφ + r/β), with a tuned model as the proposal.
 
     ``model`` is the tuned model and ``base`` the one it was tuned from, each by name or loaded; ``constraints`` are
-    those that it was tuned for, moments with their λ. Of the settings in ``args`` the length limit, the seed and the
-    limits of checks are used. ``stop`` ends sequences as it did in training.
+    those that it was tuned for, moments with their λ. Of the settings in ``args`` those of prompts, samples, checks and
+    the device are used; give the ones of the run. ``stop`` ends sequences as it did in training.
     """
 
     @shows_notices

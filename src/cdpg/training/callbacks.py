@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from cdpg.config import CDPGConfig
 from cdpg.errors import UserError
+from cdpg.sandbox.worker import short_repr
 from cdpg.storage.jsonl import read_jsonl
 
 BEST = "satisfaction"
@@ -47,13 +48,13 @@ class Callbacks:
     An epoch is one step: ``on_epoch_begin``, ``on_step_begin``, for each optimiser step ``on_pre_optimizer_step`` and
     ``on_optimizer_step``, then ``on_step_end``, ``on_log``, where due ``on_evaluate`` and ``on_save``, and
     ``on_epoch_end``. Every call is given ``parts``, by the names that Hugging Face uses: ``model``,
-    ``processing_class``, ``optimizer``. A class is made into a callback without arguments. ``has_contexts``: there are
-    contexts to evaluate on.
+    ``processing_class``, ``optimizer``. A class is made into a callback without arguments; a single callback needs no
+    list. ``has_contexts``: there are contexts to evaluate on.
     """
 
     def __init__(
         self,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallback,
         config: CDPGConfig,
         is_main: bool,
         has_contexts: bool,
@@ -65,12 +66,19 @@ class Callbacks:
         self.control = TrainerControl()
         self.state = TrainerState(logging_steps=1, is_world_process_zero=is_main, is_local_process_zero=is_main)
         self._settle(config)
-        for callback in callbacks:
+        single = isinstance(callbacks, str) or not isinstance(callbacks, Iterable)
+        given: Any = [callbacks] if single else callbacks
+        for callback in given:
             self.add(callback)
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Add a callback after the others."""
         callback = callback() if isinstance(callback, type) else callback
+        if not hasattr(callback, "on_train_begin"):
+            raise UserError(
+                f"a callback is {short_repr(callback)}: pass callbacks of Transformers (TrainerCallback), or their "
+                "classes"
+            )
         if not self._evaluates and isinstance(callback, EarlyStoppingCallback):
             reason = "evaluate_every is 0: raise it" if self._has_contexts else "there are none: pass eval_dataset"
             raise UserError(

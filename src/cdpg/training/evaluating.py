@@ -23,6 +23,17 @@ from cdpg.training.session import Session
 from cdpg.training.setup import Parts
 
 
+def refuse_data(progress: Any, others: Mapping[str, Any]) -> None:
+    """Refuse a data set and other arguments that Hugging Face's ``evaluate`` takes."""
+    unknown = progress is not None and not hasattr(progress, "working")
+    given = [*([f"a {type(progress).__name__}"] if unknown else []), *others]
+    if given:
+        raise UserError(
+            f"evaluate was given {', '.join(given)}: it takes no data; pass eval_dataset to CDPGTrainer, or use cdpg "
+            "evaluate for other contexts"
+        )
+
+
 @dataclass(frozen=True)
 class RunEvaluator:
     """Evaluates the policy during a run and at its end; logs and writes the results."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpg.config import CDPGConfig
-from cdpg.errors import CDPGError
+from cdpg.errors import CDPGError, UserError
 from cdpg.models.base import LanguageModel
 from cdpg.storage import card
 from cdpg.storage.atomic import write_folder
@@ -90,8 +90,10 @@ class Saver:
             self._write_model(policy, path)  # not replaced: it may hold the user's files
         return path
 
-    def push(self, repo_id: str, **options: Any) -> str:
+    def push(self, repo_id: str | None, **options: Any) -> str:
         """Upload the tuned model, its tokenizer and its card; if the weights are divided, from the main process."""
+        if repo_id is None:  # where Hugging Face's trainer takes it from its settings
+            raise UserError("push_to_hub was given no repository: name it, push_to_hub('user/name')")
         folder = self.save_model()
         if self.parts.trainable.is_divided and not self.parts.is_main:
             return ""

@@ -16,7 +16,7 @@ from torch import nn, optim
 from cdpg.config import FIELDS, CDPGConfig
 from cdpg.constraints.factors import describe
 from cdpg.constraints.judge import Constraints, Judge, name_of
-from cdpg.contexts.chats import as_chats, warn_of_plain_prompts
+from cdpg.contexts.chats import as_chats, warn_of_prompts
 from cdpg.contexts.contexts import Context, load_contexts
 from cdpg.contexts.digests import prompt_digests
 from cdpg.contexts.stream import ContextStream
@@ -138,7 +138,7 @@ def set_up(
     everything, eval_contexts = _contexts((train_dataset, eval_dataset), config, judge)
     processes = Processes(make_accelerator(config))
     (policy, base), drawing, divide = _loaded(model, everything, method, processes, processing_class, peft_config)
-    warn_of_plain_prompts(policy.tokenizer, [*everything, *eval_contexts])
+    warn_of_prompts(policy.tokenizer, [*everything, *eval_contexts])
     all_prompts = _encoded(everything, policy, base, config)
     held_out = 0 if judge.tilt.factors else len(eval_contexts)  # the gain is biased then, and does not choose
     (contexts, prompts), validation, best = _divided(everything, all_prompts, config, method, held_out)

@@ -19,7 +19,7 @@ from cdpg.models.sampling import StopRule
 from cdpg.training import resuming
 from cdpg.training.callbacks import Callbacks, TakesCallbacks
 from cdpg.training.epoch import Epoch
-from cdpg.training.evaluating import RunEvaluator
+from cdpg.training.evaluating import RunEvaluator, refuse_data
 from cdpg.training.nonfinite import NonfiniteWatch
 from cdpg.training.saving import Saver
 from cdpg.training.session import Session, open_session
@@ -36,9 +36,11 @@ class CDPGTrainer(TakesCallbacks):
     :class:`~cdpg.config.CDPGConfig` or a dictionary of settings; ``train_dataset`` anything
     :func:`~cdpg.contexts.contexts.load_contexts` takes. The base and the policy are evaluated on ``eval_dataset``, of
     the same kind, during the run and at its end; it should be held out, and the figures say how many of its prompts
-    are tuned on, too. ``stop`` may end a sequence before its end token, for the base and the policy alike;
-    ``measure`` adds metrics to the evaluation. ``command`` and ``inputs`` (model, contexts and constraint by name)
-    are written to ``config.yaml``, so that the run can be repeated from it.
+    are tuned on, too. ``processing_class`` is the tokenizer, by default that of the model's name; ``callbacks`` are
+    those of Hugging Face, to which an epoch is a step; ``peft_config`` asks for adapters. ``stop`` may end a sequence
+    before its end token, for the base and the policy alike; ``measure`` adds metrics to the evaluation. ``command`` and
+    ``inputs`` (model, contexts and constraint by name) are written to ``config.yaml``, so that the run can be repeated
+    from it.
     """
 
     @shows_notices
@@ -127,12 +129,13 @@ class CDPGTrainer(TakesCallbacks):
         return record or self._parts.journal.last("metrics")
 
     @shows_notices
-    def evaluate(self, progress: Progress | None = None) -> dict[str, Any]:
+    def evaluate(self, progress: Progress | None = None, **others: Any) -> dict[str, Any]:
         """The base and the tuned model on all of ``eval_dataset``, with intervals; written to ``evaluation.json``.
 
-        ``progress`` shows how far it has come. Callbacks are given the tuned model's means (``on_log``,
-        ``on_evaluate``).
+        ``progress`` shows how far it has come; ``others`` are refused. Callbacks are given the tuned model's means
+        (``on_log``, ``on_evaluate``).
         """
+        refuse_data(progress, others)
         self._state = resuming.begin_target(self._parts, self._state, True, self.args)
         found = self._run_evaluator.evaluate_all(progress)
         self._run_evaluator.report(found)
@@ -142,7 +145,7 @@ class CDPGTrainer(TakesCallbacks):
         """Write the tuned model as a plain Hugging Face folder, by default ``model/`` in the run's folder."""
         return self._saver.save_model(output_dir)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+    def push_to_hub(self, repo_id: str | None = None, **options: Any) -> str:
         """Upload the tuned model, its tokenizer and its card; ``options`` are the hub's (``private``, ``token``, …)."""
         return self._saver.push(repo_id, **options)
 
