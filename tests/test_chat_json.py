@@ -128,6 +128,8 @@ def test_nothing_hopeless_can_be_satisfied(value: Any, schema: Any, blank: str, 
         ({"type": "text"}, "'text' is not valid"),
         ({"properties": {"a": {"$ref": "https://example.org/a"}}}, "it refers to 'https://example.org/a'"),
         ({"allOf": [{"$ref": "other.json"}]}, "it refers to 'other.json'"),
+        ({"items": {"$ref": "#/$defs/one"}, "$defs": {"on": {}}}, "it refers to '#/$defs/one', and has no such part"),
+        ({"$dynamicRef": "#one"}, "it refers to '#one', and has no such part"),
     ],
 )
 def test_a_schema_that_is_none(schema: Any, problem: str, tmp_path: Path) -> None:
@@ -143,6 +145,17 @@ def test_a_schema_may_refer_to_its_parts() -> None:
     schema = {"type": "array", "items": {"$ref": "#/$defs/one"}, "$defs": {"one": {"type": "integer"}}}
     assert check_schema(schema) is None
     assert [outcome(text, schema) for text in ("[1]", '["1"]')] == [VALID, "a value of the wrong type"]
+    anchored = {"$ref": "#list", "$defs": {"a/b": {"$anchor": "list", "items": {"$ref": "#/$defs/a~1b"}}}}
+    inner = {"$id": "http://x.org/in", "$ref": "#/$defs/k", "$defs": {"k": {"type": "array"}}}
+    for schema in (anchored, {"$ref": "#/$defs/in", "$defs": {"in": inner}}):
+        assert check_schema(schema) is None
+        assert outcome("[[]]", schema) == VALID
+
+
+def test_a_value_or_a_property_named_like_a_reference_is_none() -> None:
+    schema = {"properties": {"$ref": {"enum": [{"$ref": "elsewhere"}]}}}
+    assert check_schema(schema) is None
+    assert outcome('{"$ref": {"$ref": "elsewhere"}}', schema) == VALID
 
 
 @pytest.mark.parametrize(

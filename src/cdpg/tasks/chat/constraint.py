@@ -31,6 +31,8 @@ _BLANK = " \t\n\r"
 _FIRST = {"object": "{", "array": "[", "string": '"', "integer": "-0123456789", "number": "-0123456789"}
 """The characters with which a value of each type can begin."""
 _ANY = '{["-0123456789tfn'
+_DATA = ("enum", "const", "default", "examples")
+"""Keywords of a schema with values, in which ``$ref`` is no reference."""
 
 
 def _load_jsonschema() -> Any:
@@ -58,17 +60,39 @@ def check_schema(schema: Any) -> str | None:
         library.Draft202012Validator.check_schema(schema)
     except library.SchemaError as error:
         return first_line(error)
-    foreign = next((name for name in _references(schema) if not name.startswith("#")), None)
-    return None if foreign is None else f"it refers to {foreign!r}, and only parts of its own (#/…) can be referred to"
+    for name, whole in _references(schema, schema):
+        if not name.startswith("#"):
+            return f"it refers to {name!r}, and only parts of its own (#/…) can be referred to"
+        if not _has_part(whole, name):
+            return f"it refers to {name!r}, and has no such part"
+    return None
 
 
-def _references(schema: Any) -> Iterator[str]:
-    """Every reference in a schema."""
-    inner: Any = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
-    for part in inner:
-        yield from _references(part)
+def _has_part(schema: Mapping[str, Any], reference: str) -> bool:
+    """Whether a schema has the part that a reference in it names."""
+    from referencing import Registry, exceptions
+    from referencing.jsonschema import DRAFT202012
+
+    whole = DRAFT202012.create_resource(schema)
+    try:
+        Registry().with_resource("", whole).resolver_with_root(whole).lookup(reference)
+    except exceptions.Unresolvable:
+        return False
+    return True
+
+
+def _references(schema: Any, whole: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every reference in a schema, with the schema that it is relative to: the innermost with a name (``$id``)."""
+    if isinstance(schema, Mapping) and isinstance(schema.get("$id"), str):
+        whole = schema
+    inner: Any = schema if isinstance(schema, list) else ()
     if isinstance(schema, Mapping):
-        yield from (str(schema[key]) for key in ("$ref", "$dynamicRef") if key in schema)
+        inner = [part for key, part in schema.items() if key not in _DATA]
+    for part in inner:
+        yield from _references(part, whole)
+    if isinstance(schema, Mapping):
+        names = (schema.get(key) for key in ("$ref", "$dynamicRef"))
+        yield from ((name, whole) for name in names if isinstance(name, str))  # a property may have this name
 
 
 def read_json(text: str) -> Any:
