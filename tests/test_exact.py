@@ -552,6 +552,8 @@ def test_a_run_s_own_settings_count_and_its_leave_to_run_code_does_not(
         (["run", "--exact", ".2"], ["run", "--exact", ".2"]),
         (["run", "--exact", "-1"], ["run", "--exact", "-1"]),
         (["run", "--exact=0.2"], ["run", "--exact=0.2"]),
+        (["run", "--exact", "inf"], ["run", "--exact", "inf"]),
+        (["--exact", "info-run"], ["--exact", str(BOUND), "info-run"]),
         (["run", "--context", "x"], ["run", "--context", "x"]),
     ],
 )
