@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import tiny
 from cdpg.cli import app
 from cdpg.constraints import follows_schema
+from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.jobs.job import Job
@@ -74,9 +75,16 @@ def test_another_rule_of_a_schema() -> None:
 
 
 def test_a_context_without_a_schema_is_one_sentence() -> None:
-    for columns in ({}, {"schema": [None]}):
-        with pytest.raises(UserError, match="a context has no schema: give a JSON schema in the column 'schema'"):
-            follows_schema(["p"], [ANSWER], **columns)
+    with pytest.raises(UserError, match="a context has no schema: give a JSON schema in the column 'schema'"):
+        follows_schema(["p"], [ANSWER], schema=[None])
+
+
+def test_contexts_without_the_column_are_refused_before_anything_is_sampled() -> None:
+    """As that of ``cdpg sample RUN --exact --context TEXT``."""
+    with pytest.raises(
+        UserError, match="follows_schema takes 'schema', which has no default, and the contexts have no"
+    ):
+        Judge(follows_schema).require_columns([Context("p", {"request": "p"}, 1)])
 
 
 def asked(prefix: str, schema: Any = PERSON) -> bool:

@@ -124,28 +124,30 @@ def outcome(text: str, schema: Any) -> str:
     return VALID if error is None else _OUTCOMES.get(error.validator, _OTHER)
 
 
-def _schemas(schema: Sequence[Any] | None, count: int) -> Sequence[Any]:
-    given = [None] * count if schema is None else schema
-    if any(not isinstance(one, Mapping) for one in given):
+def _require_schemas(schema: Sequence[Any]) -> None:
+    if any(not isinstance(one, Mapping) for one in schema):
         raise UserError("a context has no schema: give a JSON schema in the column 'schema' of the contexts file")
-    return given
 
 
-def schema_is_hopeless(prompts: Sequence[Any], prefixes: Sequence[Any], **columns: Any) -> list[bool]:
+def schema_is_hopeless(
+    prompts: Sequence[Any], prefixes: Sequence[Any], *, schema: Sequence[Any], **columns: Any
+) -> list[bool]:
     """Whether no JSON that follows the schema begins so.
 
     True if the first character cannot begin a value of the schema's type, or if the value is complete and is followed
     by more, or breaks the schema.
     """
-    schemas = _schemas(columns.get("schema"), len(prefixes))
-    return [_is_hopeless(as_text(prefix), schema) for prefix, schema in zip(prefixes, schemas, strict=True)]
+    _require_schemas(schema)
+    return [_is_hopeless(as_text(prefix), own) for prefix, own in zip(prefixes, schema, strict=True)]
 
 
 @text_check(prepare=_load_jsonschema, columns=("schema",), hopeless=schema_is_hopeless)
-def follows_schema(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[bool]:
+def follows_schema(
+    prompts: Sequence[Any], completions: Sequence[Any], *, schema: Sequence[Any], **columns: Any
+) -> list[bool]:
     """b(x, c) = 1 if the completion is JSON that follows the schema in the column ``schema``."""
-    schemas = _schemas(columns.get("schema"), len(completions))
-    return [outcome(as_text(text), schema) == VALID for text, schema in zip(completions, schemas, strict=True)]
+    _require_schemas(schema)
+    return [outcome(as_text(text), own) == VALID for text, own in zip(completions, schema, strict=True)]
 
 
 def _is_hopeless(prefix: str, schema: Mapping[str, Any]) -> bool:
