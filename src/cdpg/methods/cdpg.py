@@ -160,7 +160,7 @@ class CDPG(WeightedMethod):
         if not self._pools:
             return rollout.log_z
         prior = None if state["prior"] is None else Prior(**state["prior"])
-        pool, scale = PooledPartition.from_mapping(state["pool"]), state.get("log_scale", 0.0)
+        pool, scale = PooledPartition.from_mapping(state["pool"]), float(state.get("log_scale", 0.0))
         return pool.log_z(rollout.indices, rollout.log_ratio - scale, prior) + scale
 
     def metrics(self, state: State) -> Mapping[str, float]:
