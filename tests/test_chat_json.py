@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import tiny
 from cdpg.cli import app
 from cdpg.constraints import follows_schema
+from cdpg.constraints.judge import Judge
 from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
 from cdpg.jobs.job import Job
@@ -74,9 +75,16 @@ def test_another_rule_of_a_schema() -> None:
 
 
 def test_a_context_without_a_schema_is_one_sentence() -> None:
-    for columns in ({}, {"schema": [None]}):
-        with pytest.raises(UserError, match="a context has no schema: give a JSON schema in the column 'schema'"):
-            follows_schema(["p"], [ANSWER], **columns)
+    with pytest.raises(UserError, match="a context has no schema: give a JSON schema in the column 'schema'"):
+        follows_schema(["p"], [ANSWER], schema=[None])
+
+
+def test_contexts_without_the_column_are_refused_before_anything_is_sampled() -> None:
+    """As that of ``cdpg sample RUN --exact --context TEXT``."""
+    with pytest.raises(
+        UserError, match="follows_schema takes 'schema', which has no default, and the contexts have no"
+    ):
+        Judge(follows_schema).require_columns([Context("p", {"request": "p"}, 1)])
 
 
 def asked(prefix: str, schema: Any = PERSON) -> bool:
@@ -128,6 +136,8 @@ def test_nothing_hopeless_can_be_satisfied(value: Any, schema: Any, blank: str, 
         ({"type": "text"}, "'text' is not valid"),
         ({"properties": {"a": {"$ref": "https://example.org/a"}}}, "it refers to 'https://example.org/a'"),
         ({"allOf": [{"$ref": "other.json"}]}, "it refers to 'other.json'"),
+        ({"items": {"$ref": "#/$defs/one"}, "$defs": {"on": {}}}, "it refers to '#/$defs/one', and has no such part"),
+        ({"$dynamicRef": "#one"}, "it refers to '#one', and has no such part"),
     ],
 )
 def test_a_schema_that_is_none(schema: Any, problem: str, tmp_path: Path) -> None:
@@ -143,6 +153,17 @@ def test_a_schema_may_refer_to_its_parts() -> None:
     schema = {"type": "array", "items": {"$ref": "#/$defs/one"}, "$defs": {"one": {"type": "integer"}}}
     assert check_schema(schema) is None
     assert [outcome(text, schema) for text in ("[1]", '["1"]')] == [VALID, "a value of the wrong type"]
+    anchored = {"$ref": "#list", "$defs": {"a/b": {"$anchor": "list", "items": {"$ref": "#/$defs/a~1b"}}}}
+    inner = {"$id": "http://x.org/in", "$ref": "#/$defs/k", "$defs": {"k": {"type": "array"}}}
+    for schema in (anchored, {"$ref": "#/$defs/in", "$defs": {"in": inner}}):
+        assert check_schema(schema) is None
+        assert outcome("[[]]", schema) == VALID
+
+
+def test_a_value_or_a_property_named_like_a_reference_is_none() -> None:
+    schema = {"properties": {"$ref": {"enum": [{"$ref": "elsewhere"}]}}}
+    assert check_schema(schema) is None
+    assert outcome('{"$ref": {"$ref": "elsewhere"}}', schema) == VALID
 
 
 @pytest.mark.parametrize(

@@ -525,8 +525,12 @@ def test_another_base_than_the_run_s_is_told_of(place: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(place))
     with closing(TunedRun.read(place / "run").sampler()) as sampler:
         digest = weights_digest(sampler.base.module)
-    for name, written, told in (("same", digest, 0), ("other", "0" * 64, 1)):
-        run = write_run(place, name, origin={"base": written})
+    for name, written, told, more in (
+        ("same", digest, 0, {}),
+        ("other", "0" * 64, 1, {}),
+        ("narrow", "0" * 64, 0, {"base_dtype": "bfloat16"}),
+    ):
+        run = write_run(place, name, origin={"base": written}, **more)
         with noticed() as heard:
             TunedRun.read(run.path).sampler().close()
         assert sum("are not those that the run started from" in notice for notice in heard) == told
@@ -552,6 +556,8 @@ def test_a_run_s_own_settings_count_and_its_leave_to_run_code_does_not(
         (["run", "--exact", ".2"], ["run", "--exact", ".2"]),
         (["run", "--exact", "-1"], ["run", "--exact", "-1"]),
         (["run", "--exact=0.2"], ["run", "--exact=0.2"]),
+        (["run", "--exact", "inf"], ["run", "--exact", "inf"]),
+        (["--exact", "info-run"], ["--exact", str(BOUND), "info-run"]),
         (["run", "--context", "x"], ["run", "--context", "x"]),
     ],
 )

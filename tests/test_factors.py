@@ -17,6 +17,10 @@ from cdpg.sandbox.limits import Limits
 TEXTS = ["", "a", "ab", "abc"]
 
 
+def length_2(prompts: list[str], completions: list[str]) -> list[int]:
+    return factor_rules.length(prompts, completions)
+
+
 def verdicts(judge: Judge, texts: list[str] = TEXTS) -> Verdicts:
     context = Context("x", {}, 1)
     found = judge.collect(judge.submit([context] * len(texts), texts, [[]] * len(texts)))
@@ -68,6 +72,8 @@ def test_a_constraint_that_does_not_apply_leaves_the_other_factors() -> None:
 def test_names_for_files() -> None:
     tilt = Tilt([Moment(factor_rules.length, 1.0), Reward(factor_rules.length, 1.0), Moment(factor_rules.length, 2.0)])
     assert tilt.names == ["moment_length", "reward_length", "moment_length_2"]
+    numbered = Tilt([Moment(length_2, 1.0), Moment(factor_rules.length, 1.0), Moment(factor_rules.length, 2.0)])
+    assert numbered.names == ["moment_length_2", "moment_length", "moment_length_3"], "no name occurs twice"
     assert describe(tilt.factors[0]) == "moment factor_rules:length=1"
 
 
@@ -84,6 +90,10 @@ def test_names_for_files() -> None:
         (lambda: Judge([Moment("factor_rules:missing", 0.5)]), "has no function 'missing'"),
         (lambda: Judge([Moment("nowhere_at_all:length", 0.5)]), "for the moment 'nowhere_at_all:length'"),
         (lambda: Tilt([Moment(factor_rules.length, 0.5)]).require_fitted(), "multiplier=…"),
+        (
+            lambda: Judge([Moment(factor_rules.length, 0.5, 1.0), Moment(factor_rules.minus_length, 0.5)]),
+            "λ is given for some moments, and not for factor_rules:minus_length",
+        ),
         (lambda: parse_factor(Moment, "rules:length"), "is given as module:function=0.5"),
         (lambda: parse_factor(Moment, "rules:length=half"), "is given as module:function=0.5"),
         (lambda: parse_factor(Reward, "=0.5"), "with β after ="),

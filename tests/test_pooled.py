@@ -32,6 +32,7 @@ class Ratios:
 
     log_ratio: Tensor
     indices: tuple[int, ...]
+    is_tilted = False
 
     @property
     def valid(self) -> Tensor:

@@ -224,6 +224,8 @@ B = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
 class Visit:
     """As much of a rollout as weights are made of: two samples of one context, beside two of another."""
 
+    is_tilted = False
+
     def __init__(self, outcomes: tuple[int, ...], q: Tensor) -> None:
         ratio = (A * B / q).log()
         self.log_ratio = torch.stack([ratio[list(outcomes)], torch.tensor([0.1, -math.inf], dtype=torch.float64)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import factor_rules
 from cdpg import CDPGConfig, CDPGTrainer, ExactSampler, Moment, Reward
 from cdpg.constraints.factors import Tilt
 from cdpg.errors import RunError, UserError
+from cdpg.evaluation.outcome import partition_of_any_scale, partition_statistics
 from cdpg.methods.cdpg import CDPG
 from cdpg.methods.dpg import DPG
 from cdpg.methods.rft import likelihood_weights
@@ -26,7 +28,10 @@ from cdpg.storage.jsonl import read_jsonl
 from cdpg.target import partition
 from cdpg.target.divergence import weighted_mean_by_context
 from cdpg.target.moments import MomentSamples, fit_multipliers
+from cdpg.target.partition import summarize_partition
+from cdpg.target.rejection import beta_as_text
 from enumeration import MAX_LENGTH, Universe, contexts_of, exact_cross_entropy_gradient, relative_error, shared, tabular
+from noticed import noticed
 
 CONTEXTS = [{"prompt": str(context.prompt)} for context in contexts_of(3)]
 HYBRID = [factor_rules.few_c, Moment(factor_rules.starts_with_a, 0.5), Reward(factor_rules.minus_length, 2.0)]
@@ -115,15 +120,80 @@ def test_a_fit_begins_without_the_present_multipliers() -> None:
     assert torch.equal(samples.phi[..., 0][weighted], world.phi[weighted])
 
 
-@pytest.mark.parametrize("method", [CDPG, DPG])
-def test_weights_do_not_depend_on_the_scale_of_the_target(method: type[CDPG] | type[DPG]) -> None:
-    """ε, which is far larger than a tiny Z, must not take the weights away."""
-    world, made = World(), method(CDPGConfig())
-    rollout = world.rollout(world.log_a)
-    moved = dataclasses.replace(rollout, features=rollout.features - torch.tensor([0.0, 80.0]).double())
-    weights = [made.weights(one, made.advance(made.begin(), one)) for one in (rollout, moved)]
-    assert float(weights[0].sum()) > 0
-    assert torch.allclose(weights[0], weights[1])
+SHIFTS = [-80.0, -4000.0, 4000.0]
+"""Of a reward with β = 2: Z is multiplied by numbers down to exp(−2000) and up to exp(2000), which no float holds."""
+
+
+def shifted(rollout: Rollout, shift: float) -> Rollout:
+    """The same samples with another reward, which gives the same p_c."""
+    return dataclasses.replace(rollout, features=rollout.features + torch.tensor([0.0, shift]).double())
+
+
+def without_tilt(rollout: Rollout) -> Rollout:
+    """The same target as a base that has the tilt in its probabilities: sums of its ratios need no scale."""
+    assert rollout.log_tilt is not None
+    return dataclasses.replace(rollout, log_a=rollout.log_a + rollout.log_tilt, coefficients=())
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize(("method", "changes"), [(CDPG, {}), (CDPG, {"partition": "pooled"}), (DPG, {})])
+def test_weights_do_not_depend_on_the_scale_of_the_target(
+    method: type[CDPG] | type[DPG], changes: dict[str, Any], shift: float
+) -> None:
+    """ε, which is far larger than a tiny Z, must not take the weights away; nor must Z be too small for a number."""
+    world, made = World(), method(CDPGConfig(partition_epsilon=0.0, **changes))
+    epochs = [
+        dataclasses.replace(world.rollout(world.universe.log_prob(tabular(seed))), indices=(0, 1, 2)) for seed in (1, 2)
+    ]
+
+    def weights(rollouts: list[Rollout]) -> Tensor:
+        state = made.begin()
+        for rollout in rollouts:
+            state = json.loads(json.dumps(made.advance(state, rollout)))  # as a checkpoint holds it
+        if isinstance(made, CDPG):
+            assert state["satisfying"] == float((world.b > 0).double().mean())
+        assert "log_scale" not in made.retargeted(state)
+        return made.weights(rollouts[-1], state)
+
+    expected = weights([without_tilt(rollout) for rollout in epochs])
+    assert float(expected.sum()) > 0
+    assert torch.allclose(weights(epochs), expected)
+    assert torch.allclose(weights([shifted(rollout, shift) for rollout in epochs]), expected)
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_figures_do_not_depend_on_the_scale_of_the_target(shift: float) -> None:
+    """All but the mean of Z. One context has a Z that is smaller than the others' by far more than a number holds."""
+    world = World()
+    rollout = world.rollout(world.universe.log_prob(tabular(1)))
+    of_epoch, of_evaluation = [], []
+    for one in (rollout, shifted(rollout, shift)):
+        assert one.has_finite_ratios
+        summary = summarize_partition(one.log_ratio, one.valid)
+        of_epoch.append([summary.nstd, summary.nstd_corrected, summary.coverage, summary.ess])
+        found = partition_of_any_scale(one.log_p - one.log_q, one.valid)
+        of_evaluation.append([found[name].value() for name in ("z_nstd", "z_nstd_corrected", "ess")])
+        z = float(one.log_z.exp().mean())
+        assert summary.mean == pytest.approx(z, rel=1e-9)
+        known = z if z < math.inf else math.nan
+        assert found["z_mean"].value() == pytest.approx(known, rel=1e-9, nan_ok=True)
+    plain = partition_statistics(rollout.log_ratio.exp().numpy(), rollout.valid.numpy())
+    assert of_evaluation[0] == pytest.approx([plain[name].value() for name in ("z_nstd", "z_nstd_corrected", "ess")])
+    for first, second in (of_epoch, of_evaluation):
+        assert second == pytest.approx(first, rel=1e-9)
+    uneven = rollout.log_ratio + torch.tensor([0.0, shift, 0.0]).double()[:, None]
+    summary = summarize_partition(uneven, rollout.valid)
+    assert summary.coverage == 1.0
+    assert summary.ess == pytest.approx(of_epoch[0][3], rel=1e-9)
+    assert partition_of_any_scale(uneven, rollout.valid)["ess"].value() == pytest.approx(of_evaluation[0][2], rel=1e-9)
+
+
+def test_a_ratio_that_is_not_finite_is_noticed_at_any_scale() -> None:
+    world = World()
+    for bad in (math.inf, math.nan):
+        rollout = world.rollout(world.log_a)
+        rollout.log_q[0, int(rollout.b[0].argmax())] = -bad
+        assert not rollout.has_finite_ratios
 
 
 def test_rft_weighs_samples_of_the_base_by_the_tilt() -> None:
@@ -286,6 +356,44 @@ def test_figures_and_files_of_a_run(tmp_path: Path) -> None:
     config = (tmp_path / "config.yaml").read_text()
     assert "moment factor_rules:starts_with_a=0.5" in config
     assert "reward factor_rules:minus_length=2" in config
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"epochs": 2}, "λ is rough, and may be fitted again during the run"),
+        ({"epochs": 1}, "λ is rough: raise moment_draws"),
+        ({"epochs": 2, "method": "rft"}, "λ is rough: raise moment_draws"),
+    ],
+)
+def test_a_rough_fit_says_what_comes_of_it(tmp_path: Path, changes: dict[str, Any], cure: str) -> None:
+    """Too short a run, or one on samples of the base, never has others to fit λ to."""
+    config = settings(tmp_path, moment_contexts=6, evaluate_every=0, keep="last", replay=0, **changes)
+    with noticed() as heard:
+        CDPGTrainer(shared(3), RARE, config, MANY).train()
+    assert any(notice.endswith(cure) for notice in heard), heard
+
+
+@pytest.mark.parametrize("beta", [0.0005, -0.0005])
+@pytest.mark.parametrize("changes", [{"method": "dpg"}, {"partition": "pooled"}, {}])
+def test_a_reward_may_have_any_scale(tmp_path: Path, changes: dict[str, Any], beta: float) -> None:
+    """r/β is −2,000 or 2,000 for each letter: exp(r/β) is no number, and is not needed as one."""
+    function = factor_rules.length if beta > 0 else factor_rules.minus_length
+    factors = [Reward(function, abs(beta))]
+    config = settings(tmp_path, epochs=2, replay=1, validation_contexts=5, **changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        made = CDPGTrainer(shared(SEED), factors, config, MANY, MANY)
+        made.train()
+    for line in read_jsonl(tmp_path / "metrics.jsonl"):
+        assert (line["coverage"], line["steps_nonfinite"]) == (1.0, 0)
+        assert 0 < line["ess"] <= 1
+        assert line["steps_replayed"] == (0 if "method" in changes else 1)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert 0 < found["tuned"]["ess"]["mean"] <= 1
+    exact = ExactSampler(made.policy, made.base, factors, made.args).sample(MANY[0], number=2, bound=0.2)
+    assert len(exact.texts) == 2
+    assert exact.summary.beta in (0.0, math.inf) and beta_as_text(exact.summary.log_beta).startswith("exp(")
 
 
 def test_another_moment_cannot_be_resumed(tmp_path: Path) -> None:

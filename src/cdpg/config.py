@@ -83,7 +83,8 @@ class CDPGConfig:
     """Epochs at the end over which the rate falls linearly towards 0, which averages out noise; the paper does not do
     this."""
     partition_epsilon: float = 1e-8
-    """ε, added once to the partition estimate in the weight's denominator."""
+    """ε, added once to the partition estimate in the weight's denominator; with moments, rewards or another
+    ``divergence`` than KL(p, π) it is 0."""
     batch_size: int | None = None
     """Samples per optimiser step, over all processes; by default all N·M of the epoch."""
     max_grad_norm: float | None = None

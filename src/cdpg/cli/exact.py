@@ -12,13 +12,14 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from cdpg.cli.output import shown_text
-from cdpg.target.rejection import BOUND
+from cdpg.target.rejection import BOUND, beta_as_text
 
 if TYPE_CHECKING:  # torch is loaded after everything else has been checked
     from cdpg.rollout.exact import ExactSamples
 
 OPTION = "--exact"
-_NUMBER = re.compile(r"[+-]?(\d|\.\d|inf|nan)", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d|\.\d|(inf|infinity|nan)$)", re.IGNORECASE)
+"""How a number begins. A folder such as ``nano`` or ``info`` is none."""
 
 Exact = Annotated[
     float | None,
@@ -66,7 +67,7 @@ def _figures(found: ExactSamples) -> Table:
     table.add_column("estimated")
     table.add_column("value", justify="right")
     for name, value in (
-        ("bound β on P/π", f"{summary.beta:.4g}"),
+        ("bound β on P/π", beta_as_text(summary.log_beta)),
         ("acceptance rate", f"{summary.acceptance:.3f}"),
         ("draws for a sample", f"{1 / summary.acceptance:.1f}"),
         *([] if found.is_tilted else [("draws of the base for a sample, 1/Z", f"{1 / summary.z:.1f}")]),

@@ -7,6 +7,7 @@ value.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -96,6 +97,13 @@ class Tilt:
             replace(f, function=load_constraint(f.function, f.kind)) if isinstance(f.function, str) else f
             for f in factors
         )
+        known = [moment.multiplier is not None for moment in self.moments]
+        if any(known) and not all(known):
+            names = ", ".join(function_name(one.function) for one in self.moments if one.multiplier is None)
+            raise UserError(
+                f"λ is given for some moments, and not for {names}: all λ are fitted together, so give that of each "
+                "moment, or of none"
+            )
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
@@ -129,8 +137,11 @@ class Tilt:
             f"{factor.kind}_{function_name(factor.function).rpartition(':')[2].rpartition('.')[2].strip('<>')}"
             for factor in self.factors
         ]
-        counts = [stems[: place + 1].count(stem) for place, stem in enumerate(stems)]
-        return [stem if count == 1 else f"{stem}_{count}" for stem, count in zip(stems, counts, strict=True)]
+        names: list[str] = []
+        for stem in stems:
+            numbered = (f"{stem}_{number}" if number > 1 else stem for number in itertools.count(1))
+            names.append(next(name for name in numbered if name not in names))
+        return names
 
     def set_multipliers(self, multipliers: Sequence[float]) -> None:
         """Use these λ, one for each moment, from now on."""

@@ -177,7 +177,7 @@ METRICS: dict[str, Metric] = {
     "z_mean": Metric(
         "mean Z",
         "Mean over contexts of the estimated partition function: how often the base satisfies the constraint, "
-        "whichever model is sampled.",
+        "whichever model is sampled. With moments or rewards it may have any scale.",
         of_base=True,
     ),
     "z_nstd": Metric(

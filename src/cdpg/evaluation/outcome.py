@@ -18,6 +18,7 @@ from cdpg.evaluation.statistics import Array, Statistic, context_means, deviatio
 from cdpg.rollout.rollout import Rollout
 from cdpg.target.divergence import kl_policy_base, kl_target_policy
 from cdpg.target.noise import sampling_noise
+from cdpg.target.partition import exp, log_largest
 
 SHOWN = 4
 """Outputs of a context that are shown in an example."""
@@ -80,6 +81,7 @@ def without_token_scores(block: Rollout) -> Rollout:
 def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
     """All metrics of one model that depend on its own samples only."""
     b, valid, log_q, log_a, log_p = (outcome.table(name) for name in ("b", "valid", "log_q", "log_a", "log_p"))
+    is_tilted = bool(outcome.blocks) and outcome.blocks[0].is_tilted
     epsilon = outcome.blocks[0].epsilon(epsilon) if outcome.blocks else epsilon
     none = ~valid.any(dim=1)
 
@@ -90,13 +92,18 @@ def statistics_of(outcome: Outcome, epsilon: float) -> dict[str, Statistic]:
         return mean_statistic(values.double().masked_fill(none, math.nan).numpy())
 
     ratio = (log_p - log_q).exp().where(valid, torch.zeros_like(log_q))
+    of_z = (
+        partition_of_any_scale(log_p - log_q, valid)
+        if is_tilted
+        else partition_statistics(ratio.numpy(), valid.numpy())
+    )
     failed, inapplicable = outcome.table("failed"), outcome.table("inapplicable")
     found = {
         "satisfaction": over_samples(b),
         "kl_target_policy": over_contexts(kl_target_policy(log_p, log_q, valid, epsilon)),
         "kl_policy_base": over_contexts(kl_policy_base(log_q, log_a, valid)),
         "coverage": over_contexts(((b > 0) & valid).any(dim=1)),
-        **partition_statistics(ratio.numpy(), valid.numpy()),
+        **of_z,
         "length": over_samples(outcome.table("lengths")),
         "ended": over_samples(outcome.ended),
         "checks_failed": mean_statistic(context_means(failed.double().masked_fill(inapplicable, math.nan).numpy())),
@@ -157,6 +164,21 @@ def partition_statistics(ratio: Array, valid: Array) -> dict[str, Statistic]:
         "ess": mean_statistic(ess),
     }
     return {name: _spread_out(statistic, judged) for name, statistic in found.items()}
+
+
+def partition_of_any_scale(log_ratio: Tensor, valid: Tensor) -> dict[str, Statistic]:
+    """The same where Z_c may be too large or too small for a number, as with moments and rewards.
+
+    Only the mean of Z is then unknown, or 0.
+    """
+    log_ratio = log_ratio.masked_fill(~valid, -math.inf)
+    own = log_ratio.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
+    by_context = partition_statistics((log_ratio - own).exp().numpy(), valid.numpy())
+    log_scale = log_largest(log_ratio)
+    found = partition_statistics((log_ratio - log_scale).exp().numpy(), valid.numpy())
+    scale, terms = exp(log_scale), found["z_mean"].terms
+    scaled = terms * [scale, 1.0] if math.isfinite(scale) else np.zeros_like(terms)
+    return found | {"ess": by_context["ess"], "z_mean": Statistic(scaled, found["z_mean"].of)}
 
 
 def _spread_out(statistic: Statistic, judged: Array) -> Statistic:

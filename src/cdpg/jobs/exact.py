@@ -72,7 +72,9 @@ class TunedRun:
         stop = prompting(self.values)[1]
         sampler = ExactSampler(str(self.folder.model), self.base, self.constraints, config, stop=stop)
         then = mapping(self.values.get("origin")).get("base")
-        comparable = then is not None and config.dtype == self.values.get("dtype")
+        # The digest of a narrow base is of other weights; here the base is read as it is.
+        types = (self.values.get("dtype"), self.values.get("base_dtype", "float32"))
+        comparable = then is not None and types == (config.dtype, "float32")
         if comparable and weights_digest(sampler.base.module) != then:
             _log.warning(
                 f"the weights of the base {self.base!r} are not those that the run started from: accepted samples "

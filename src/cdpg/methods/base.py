@@ -9,6 +9,7 @@ settings and methods can be listed at once.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
 
 State = Mapping[str, Any]
 """The state of a method between epochs, beside parameters; checkpoints store it as JSON."""
+
+
+def log_scale(state: State, rollout: Rollout) -> dict[str, float]:
+    """What a state holds of the scale of P: the log of a number by which sums of P/q over epochs are divided.
+
+    With moments or rewards, P may be too large or too small for a number. It is then the largest ratio of the first
+    epoch that has one, under ``log_scale``. Without them there is none.
+    """
+    if not rollout.is_tilted or "log_scale" in state:
+        return {key: value for key, value in state.items() if key == "log_scale"}
+    largest = float(rollout.log_ratio.max())
+    return {"log_scale": largest} if math.isfinite(largest) else {}
 
 
 def of_one_process(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cdpg.config import MethodSettings
-from cdpg.methods.base import SampleLoss, State, Style, WeightedMethod, register
+from cdpg.methods.base import SampleLoss, State, Style, WeightedMethod, log_scale, register
 from cdpg.methods.f_divergence import DivergenceLoss, mean_of_others, refuse_zeros
 from cdpg.target import partition
 from cdpg.target.f_divergences import Divergence, pseudo_reward
@@ -133,12 +133,13 @@ class CDPG(WeightedMethod):
         return {**self.begin(), "satisfying": state["satisfying"]}
 
     def advance(self, state: State, rollout: Rollout) -> State:
-        ratio = rollout.log_ratio.exp()
+        scale = log_scale(state, rollout)
+        ratio = (rollout.log_ratio - scale.get("log_scale", 0.0)).exp()
         counted = rollout.valid & ratio.isfinite()  # the step of any other sample is refused
         ratio = ratio.masked_fill(~counted, 0.0)
         satisfying = int((counted & (rollout.log_ratio > -math.inf)).sum()) / max(1, int(counted.sum()))
         if not self._pools:
-            return {"satisfying": satisfying}
+            return {"satisfying": satisfying, **scale}
         pool = PooledPartition.from_mapping(state["pool"])
         # Before this epoch's samples, so that a weight depends on its own sample in P/q alone. The prior that a
         # replayed sample meets has seen it, as one of all samples.
@@ -147,6 +148,7 @@ class CDPG(WeightedMethod):
             "satisfying": satisfying,
             "pool": pool.add(rollout.indices, ratio, counted).to_mapping(),
             "prior": None if prior is None else {"mean": prior.mean, "strength": prior.strength},
+            **scale,
         }
 
     def weights(self, rollout: Rollout, state: State) -> Tensor:
@@ -158,7 +160,8 @@ class CDPG(WeightedMethod):
         if not self._pools:
             return rollout.log_z
         prior = None if state["prior"] is None else Prior(**state["prior"])
-        return PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
+        pool, scale = PooledPartition.from_mapping(state["pool"]), float(state.get("log_scale", 0.0))
+        return pool.log_z(rollout.indices, rollout.log_ratio - scale, prior) + scale
 
     def metrics(self, state: State) -> Mapping[str, float]:
         prior = state.get("prior")

@@ -34,7 +34,14 @@ from cdpg.rollout.rollout import Rollout, example_of
 from cdpg.rollout.sampler import Sampler, Stopwatch
 from cdpg.sandbox.limits import Limits
 from cdpg.system.distributed import Processes, make_accelerator
-from cdpg.target.rejection import BOUND, RejectionSummary, choose_log_beta, log_acceptance, summarize_rejection
+from cdpg.target.rejection import (
+    BOUND,
+    RejectionSummary,
+    beta_as_text,
+    choose_log_beta,
+    log_acceptance,
+    summarize_rejection,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +136,7 @@ class ExactSampler:
         log_beta = choose_log_beta(ratios, bound)
         expected = summarize_rejection(ratios, log_beta).acceptance
         _log.info(
-            f"β = {math.exp(log_beta):.4g}, chosen by {len(ratios):,} draws; {expected:.1%} of the next draws should "
+            f"β = {beta_as_text(log_beta)}, chosen by {len(ratios):,} draws; {expected:.1%} of the next draws should "
             "be accepted"
         )
         samples, drawn = self._accept(prompt, log_beta, number, least, math.ceil(_MOST * number / expected))

@@ -102,6 +102,12 @@ class Rollout:
         ratio = self.log_p - self.log_q
         return ratio.masked_fill(~self.valid, -math.inf)
 
+    @property
+    def has_finite_ratios(self) -> bool:
+        """Whether a weight of every sample can be computed; in log space if there are moments or rewards."""
+        ratio = self.log_ratio if self.is_tilted else self.log_ratio.exp()
+        return bool((ratio < math.inf).all())  # nor is NaN
+
     def by_factor(self) -> dict[str, Tensor]:
         """The values of each moment and reward, ``[context, sample]``, by name."""
         return dict(zip(self.factor_names, self.features.unbind(dim=2), strict=True)) if self.is_tilted else {}

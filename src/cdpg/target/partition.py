@@ -8,6 +8,7 @@ valid sample is left out of every mean over contexts.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,21 @@ from cdpg.target.noise import sampling_noise, without_noise
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_LARGEST = math.log(sys.float_info.max)
+
+
+def exp(log_value: float) -> float:
+    """Its exponential; infinite where a number cannot hold it."""
+    return math.exp(log_value) if log_value < _LARGEST else math.inf
+
+
+def log_largest(log_ratio: Tensor) -> float:
+    """log of the largest ratio, by which ratios are divided before they are summed where P may have any scale; 0 if
+    there is none, or it is not finite."""
+    largest = float(log_ratio.max()) if log_ratio.numel() else 0.0
+    return largest if math.isfinite(largest) else 0.0
 
 
 def log_partition(log_ratio: Tensor, valid: Tensor) -> Tensor:
@@ -48,7 +64,7 @@ class PartitionSummary:
     """Statistics of the partition estimates of some contexts."""
 
     mean: float
-    """Mean of Ẑ_c over contexts."""
+    """Mean of Ẑ_c over contexts; 0 or infinite where a number cannot hold it."""
     nstd: float | None
     """std_c(Ẑ_c) / mean_c(Ẑ_c), raw: sampling noise inflates it."""
     nstd_corrected: float | None
@@ -63,16 +79,18 @@ class PartitionSummary:
 def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     """Mean, normalised deviation, coverage and effective sample size of ``[context, sample]`` importance ratios.
 
-    The normalised deviation is that of the paper's appendix A.5.
+    The normalised deviation is that of the paper's appendix A.5. With moments or rewards Z_c may be too large or too
+    small for a number; all but the mean are then known nevertheless.
     """
     judged = valid.any(dim=1)
-    ratio = log_ratio.exp().masked_fill(~valid, 0.0)[judged]
+    log_scale = log_largest(log_ratio[valid])
+    ratio = (log_ratio - log_scale).exp().masked_fill(~valid, 0.0)[judged]
     valid = valid[judged]
     if not len(ratio):
         return PartitionSummary(mean=0.0, nstd=None, nstd_corrected=None, coverage=0.0, ess=None)
     count = valid.sum(dim=1)
     z = ratio.sum(dim=1) / count
-    covered = ratio.sum(dim=1) > 0
+    covered = (valid & (log_ratio[judged] > -math.inf)).any(dim=1)
     mean = float(z.mean())
     variance = float(z.var(correction=0))
     several = count > 1
@@ -81,7 +99,7 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
     between = None if within is None else float(without_noise(variance, within))
     ess = effective_numbers(log_ratio[judged][covered], valid[covered]) / count[covered]
     return PartitionSummary(
-        mean=mean,
+        mean=mean * exp(log_scale),
         nstd=variance**0.5 / mean if mean > 0 else None,
         nstd_corrected=between**0.5 / mean if mean > 0 and between is not None else None,
         coverage=float(covered.double().mean()),

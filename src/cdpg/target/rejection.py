@@ -15,11 +15,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cdpg.target.partition import exp
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 BOUND = 0.05
 """The total variation to p that is allowed by default."""
+_PLAIN = 100.0
+"""β is shown by its logarithm if that is larger than this, or smaller than its negative."""
 _HALVINGS = 60
 """Steps in which β is found, each of which halves the interval of log β."""
 
@@ -28,7 +32,7 @@ _HALVINGS = 60
 class RejectionSummary:
     """Estimates for one β."""
 
-    beta: float
+    log_beta: float
     acceptance: float
     """Z_β/β, with Z_β = E_π min(P_c/π, β): the probability that a sample of π is accepted."""
     total_variation: float
@@ -36,7 +40,18 @@ class RejectionSummary:
     kl: float
     """KL(p_c, p_β) = E_p[max(0, log P_c/(β π))] + log Z_β/Z_c."""
     z: float
-    """Ẑ_c, the mean of P_c/π: the share of the base's samples that would be accepted."""
+    """Ẑ_c, the mean of P_c/π: the share of the base's samples that would be accepted. With moments or rewards it may
+    have any scale, and be 0 or infinite where a number cannot hold it."""
+
+    @property
+    def beta(self) -> float:
+        """β; 0 or infinite where a number cannot hold it."""
+        return exp(self.log_beta)
+
+
+def beta_as_text(log_beta: float) -> str:
+    """β for the user: with moments or rewards it may have any scale."""
+    return f"{exp(log_beta):.4g}" if abs(log_beta) < _PLAIN else f"exp({log_beta:.1f})"
 
 
 def log_acceptance(log_ratio: Tensor, log_beta: float) -> Tensor:
@@ -57,11 +72,11 @@ def summarize_rejection(log_ratio: Tensor, log_beta: float) -> RejectionSummary:
     log_z_beta = float(log_ratio.clamp(max=log_beta).logsumexp(dim=0)) - log_count
     cut = (log_ratio - log_beta).clamp(min=0.0)
     return RejectionSummary(
-        beta=math.exp(log_beta),
+        log_beta=log_beta,
         acceptance=math.exp(log_z_beta - log_beta),
         total_variation=total_variation(log_ratio, log_beta),
         kl=max(0.0, float((log_ratio.softmax(dim=0) * cut).sum()) + log_z_beta - log_z),
-        z=math.exp(log_z),
+        z=exp(log_z),
     )
 
 

@@ -67,7 +67,7 @@ class TargetFit:
             return () if seen is None or not tilt.moments else (_given(seen, tilt),)
         _log.info("fitting the multipliers of the moments to samples of the base")
         fitted = fit_to_base(self.sampler.of_base(config), self.contexts, self.prompts)
-        self._use(fitted)
+        self._use(fitted, config)
         return (fitted,)
 
     def _look(self, config: CDPGConfig) -> Rollout:
@@ -86,14 +86,13 @@ class TargetFit:
         last = state.moments[-1] if state.moments else None
         if last is None or last.source == "given" or last.fit.ess >= REFIT_BELOW or self.method.source == "base":
             return state
-        tilt = self.sampler.judge.tilt
-        capacity = max(config.moment_contexts, config.contexts_per_epoch)
+        tilt, capacity = self.sampler.judge.tilt, _visits_to_fit(config)
         recent = state.recent.add(rollout, tilt, capacity)
         state = replace(state, recent=recent)
         found = refit(recent, last, tilt, rollout.number) if len(recent) == capacity else None
         if found is None:
             return state
-        self._use(found)
+        self._use(found, config)
         changed = replace(
             state,
             method=self.method.retargeted(state.method),
@@ -113,7 +112,11 @@ class TargetFit:
         if state.moments and self.sampler.processes.is_main:
             self.journal.describe_moments(describe_fits(self.sampler.judge.tilt, state.moments))
 
-    def _use(self, found: Fitted) -> None:
+    def _refits(self, config: CDPGConfig) -> bool:
+        """Whether the run has samples to fit λ to again: enough of them, and of another model than the base."""
+        return self.method.source != "base" and config.epochs * config.contexts_per_epoch >= _visits_to_fit(config)
+
+    def _use(self, found: Fitted, config: CDPGConfig) -> None:
         """Use a fit from now on, and log it."""
         tilt, fit = self.sampler.judge.tilt, found.fit
         tilt.set_multipliers(fit.multipliers)
@@ -125,11 +128,17 @@ class TargetFit:
             )
         ]  # fmt: skip
         source = "the base" if found.source == "base" else f"the policy after epoch {found.epoch}"
-        few = "; λ is rough, and is fitted again during the run" if fit.ess < REFIT_BELOW else ""
+        cure = ", and may be fitted again during the run" if self._refits(config) else ": raise moment_draws"
+        few = f"; λ is rough{cure}" if fit.ess < REFIT_BELOW else ""
         _log.info(
             f"{'; '.join(parts)}; by {fit.samples:,} samples of {source} in {fit.contexts:,} contexts, effective "
             f"sample size {fit.ess:.0%}{few}"
         )
+
+
+def _visits_to_fit(config: CDPGConfig) -> int:
+    """How many visits of contexts λ is fitted to during a run."""
+    return max(config.moment_contexts, config.contexts_per_epoch)
 
 
 def require_target(names: Sequence[str]) -> None:

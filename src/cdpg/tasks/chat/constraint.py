@@ -31,6 +31,8 @@ _BLANK = " \t\n\r"
 _FIRST = {"object": "{", "array": "[", "string": '"', "integer": "-0123456789", "number": "-0123456789"}
 """The characters with which a value of each type can begin."""
 _ANY = '{["-0123456789tfn'
+_DATA = ("enum", "const", "default", "examples")
+"""Keywords of a schema with values, in which ``$ref`` is no reference."""
 
 
 def _load_jsonschema() -> Any:
@@ -58,17 +60,39 @@ def check_schema(schema: Any) -> str | None:
         library.Draft202012Validator.check_schema(schema)
     except library.SchemaError as error:
         return first_line(error)
-    foreign = next((name for name in _references(schema) if not name.startswith("#")), None)
-    return None if foreign is None else f"it refers to {foreign!r}, and only parts of its own (#/…) can be referred to"
+    for name, whole in _references(schema, schema):
+        if not name.startswith("#"):
+            return f"it refers to {name!r}, and only parts of its own (#/…) can be referred to"
+        if not _has_part(whole, name):
+            return f"it refers to {name!r}, and has no such part"
+    return None
 
 
-def _references(schema: Any) -> Iterator[str]:
-    """Every reference in a schema."""
-    inner: Any = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
-    for part in inner:
-        yield from _references(part)
+def _has_part(schema: Mapping[str, Any], reference: str) -> bool:
+    """Whether a schema has the part that a reference in it names."""
+    from referencing import Registry, exceptions
+    from referencing.jsonschema import DRAFT202012
+
+    whole = DRAFT202012.create_resource(schema)
+    try:
+        Registry().with_resource("", whole).resolver_with_root(whole).lookup(reference)
+    except exceptions.Unresolvable:
+        return False
+    return True
+
+
+def _references(schema: Any, whole: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every reference in a schema, with the schema that it is relative to: the innermost with a name (``$id``)."""
+    if isinstance(schema, Mapping) and isinstance(schema.get("$id"), str):
+        whole = schema
+    inner: Any = schema if isinstance(schema, list) else ()
     if isinstance(schema, Mapping):
-        yield from (str(schema[key]) for key in ("$ref", "$dynamicRef") if key in schema)
+        inner = [part for key, part in schema.items() if key not in _DATA]
+    for part in inner:
+        yield from _references(part, whole)
+    if isinstance(schema, Mapping):
+        names = (schema.get(key) for key in ("$ref", "$dynamicRef"))
+        yield from ((name, whole) for name in names if isinstance(name, str))  # a property may have this name
 
 
 def read_json(text: str) -> Any:
@@ -100,28 +124,30 @@ def outcome(text: str, schema: Any) -> str:
     return VALID if error is None else _OUTCOMES.get(error.validator, _OTHER)
 
 
-def _schemas(schema: Sequence[Any] | None, count: int) -> Sequence[Any]:
-    given = [None] * count if schema is None else schema
-    if any(not isinstance(one, Mapping) for one in given):
+def _require_schemas(schema: Sequence[Any]) -> None:
+    if any(not isinstance(one, Mapping) for one in schema):
         raise UserError("a context has no schema: give a JSON schema in the column 'schema' of the contexts file")
-    return given
 
 
-def schema_is_hopeless(prompts: Sequence[Any], prefixes: Sequence[Any], **columns: Any) -> list[bool]:
+def schema_is_hopeless(
+    prompts: Sequence[Any], prefixes: Sequence[Any], *, schema: Sequence[Any], **columns: Any
+) -> list[bool]:
     """Whether no JSON that follows the schema begins so.
 
     True if the first character cannot begin a value of the schema's type, or if the value is complete and is followed
     by more, or breaks the schema.
     """
-    schemas = _schemas(columns.get("schema"), len(prefixes))
-    return [_is_hopeless(as_text(prefix), schema) for prefix, schema in zip(prefixes, schemas, strict=True)]
+    _require_schemas(schema)
+    return [_is_hopeless(as_text(prefix), own) for prefix, own in zip(prefixes, schema, strict=True)]
 
 
 @text_check(prepare=_load_jsonschema, columns=("schema",), hopeless=schema_is_hopeless)
-def follows_schema(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[bool]:
+def follows_schema(
+    prompts: Sequence[Any], completions: Sequence[Any], *, schema: Sequence[Any], **columns: Any
+) -> list[bool]:
     """b(x, c) = 1 if the completion is JSON that follows the schema in the column ``schema``."""
-    schemas = _schemas(columns.get("schema"), len(completions))
-    return [outcome(as_text(text), schema) == VALID for text, schema in zip(completions, schemas, strict=True)]
+    _require_schemas(schema)
+    return [outcome(as_text(text), own) == VALID for text, own in zip(completions, schema, strict=True)]
 
 
 def _is_hopeless(prefix: str, schema: Mapping[str, Any]) -> bool:
