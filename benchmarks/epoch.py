@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -334,8 +334,9 @@ class Worker:
     def turn(self, **request: Any) -> Record:
         """Let the child work once, and wait for it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"go": True, **request}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # the child has ended; that there is no answer says so
+            self._process.stdin.write(json.dumps({"go": True, **request}) + "\n")
+            self._process.stdin.flush()
         answer = self._answer()
         if "seconds" in answer:  # a run is long: say how it goes
             print(f"{self._name} {request or ''}: {answer['seconds']:.2f} s", file=sys.stderr, flush=True)
