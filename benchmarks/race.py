@@ -5,9 +5,10 @@
     python benchmarks/race.py --task code-compilability --racers cdpg,disco --disco ../disco --folder race-disco
 
 Each racer trains in a process of its own, one after the other, and saves its model at several moments. The clock runs
-from the first step on; it stands still while a model is saved. Rates are constant. ``cdpg evaluate`` then judges every
-saved model on the task's held-out contexts: satisfaction, gain, KL(π, a) and Distinct-2, as a table, a JSON file and a
-figure.
+from the first step on, for cdpg from the samples before it that are for validation; it stands still while a model is
+saved. Rates are constant, without a warm-up. ``cdpg evaluate`` then judges every saved model on the task's held-out
+contexts: satisfaction, gain, KL(π, a) and Distinct-2, as a table, a JSON file and a figure. A racer that has trained in
+the folder before is not trained again, whatever the options are.
 
 The rivals have no rule that ends a sample in the middle of a text. Their check sees the sample cut where the rule ends
 it, as the evaluation does. disco is not installed: its checkout is handed over by its path.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -61,7 +63,7 @@ def main() -> None:
     if given.train:
         return train(given)
     racers = given.racers.split(",")
-    if unknown := sorted(set(racers) - set(RACERS)):
+    if unknown := sorted({*racers, *given.rate} - set(RACERS)):
         parser.error(f"no racer is called {', '.join(unknown)}: expected some of {', '.join(RACERS)}")
     if "disco" in racers and not given.disco:
         parser.error("for disco, give the folder of its checkout: --disco FOLDER")
@@ -157,7 +159,8 @@ class Clock:
         self._saved: list[Record] = []
 
     def begin(self) -> None:
-        self._since = time.perf_counter()
+        """Start the clock, unless it runs."""
+        self._since = self._since or time.perf_counter()
 
     def step(self, save: Callable[[str], object]) -> bool:
         """After a step: save the model if it is time; whether the race is over."""
@@ -259,13 +262,14 @@ def train_cdpg(task: Task, clock: Clock, folder: Path) -> None:
     from cdpg import CDPGTrainer
 
     settings = task.settings.replace(
-        output_dir=str(folder / "run"), epochs=10**6, decay_epochs=0, evaluate_every=0, evaluate_at_end=False,
-        save_every=10**6,
+        output_dir=str(folder / "run"), epochs=10**6, warmup_epochs=0, decay_epochs=0, evaluate_every=0,
+        evaluate_at_end=False, save_every=10**6,
     )  # fmt: skip
     callbacks = [timed(clock, lambda folder: trainer.save_model(folder))]
     trainer = CDPGTrainer(
         task.model, task.inputs.constraints, settings, task.inputs.tuning, callbacks=callbacks, stop=task.inputs.stop
     )
+    clock.begin()
     trainer.train()
 
 
@@ -278,7 +282,7 @@ def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
     settings = task.settings
     completions = settings.samples_per_epoch
     config = grpo_config(
-        str(folder / "run"), settings.num_generations, completions, min(64, completions),
+        str(folder / "run"), settings.num_generations, completions, math.gcd(64, completions),
         beta=beta, max_completion_length=settings.max_completion_length, learning_rate=settings.learning_rate,
     )  # fmt: skip
 
