@@ -275,8 +275,8 @@ def train_cdpg(task: Task, clock: Clock, folder: Path) -> None:
 
 def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
     from datasets import Dataset
+    from epoch import plain_model
     from grpo import grpo_config
-    from transformers import AutoModelForCausalLM
     from trl import GRPOTrainer
 
     settings = task.settings
@@ -289,17 +289,16 @@ def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
     def reward(prompts: list[str], completions: list[str], row: list[int], **rest: Any) -> list[float]:
         return task.verdicts(row, completions)
 
-    model = AutoModelForCausalLM.from_pretrained(task.model, dtype="float32")
     trainer = GRPOTrainer(
-        model, reward, args=config, train_dataset=Dataset.from_list(task.rows()), processing_class=task.tokenizer,
-        callbacks=[timed(clock, lambda folder: task.save(trainer.model, folder))],
+        plain_model(task.model), reward, args=config, train_dataset=Dataset.from_list(task.rows()),
+        processing_class=task.tokenizer, callbacks=[timed(clock, lambda folder: task.save(trainer.model, folder))],
     )  # fmt: skip
     trainer.train()
 
 
 def train_disco(task: Task, clock: Clock, checkout: str) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
+    from epoch import plain_model
 
     sys.path.insert(0, checkout)
     from disco.distributions import LMDistribution
@@ -309,12 +308,9 @@ def train_disco(task: Task, clock: Clock, checkout: str) -> None:
     settings, rows = task.settings, task.rows()
     number_of = {row["prompt"]: row["row"] for row in rows}
     policy, base = (
-        LMDistribution(
-            AutoModelForCausalLM.from_pretrained(task.model, dtype="float32"), task.tokenizer, freeze=frozen,
-            length=settings.max_completion_length,
-        )
+        LMDistribution(plain_model(task.model), task.tokenizer, freeze=frozen, length=settings.max_completion_length)
         for frozen in (False, True)
-    )  # fmt: skip
+    )
 
     def check(sample: Any, context: str) -> torch.Tensor:
         return torch.tensor(task.verdicts([number_of[context]], [sample.text])[0] > 0)
