@@ -32,7 +32,6 @@ class Ratios:
 
     log_ratio: Tensor
     indices: tuple[int, ...]
-    is_tilted: bool = False
 
     @property
     def valid(self) -> Tensor:

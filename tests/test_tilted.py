@@ -115,38 +115,15 @@ def test_a_fit_begins_without_the_present_multipliers() -> None:
     assert torch.equal(samples.phi[..., 0][weighted], world.phi[weighted])
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "shift"),
-    [(DPG, {}, 80.0), *((CDPG, {"partition": kind}, shift) for kind in ("batch", "pooled") for shift in (4e3, -4e3))],
-)
-def test_weights_do_not_depend_on_the_scale_of_the_target(
-    method: type[CDPG] | type[DPG], settings: dict[str, Any], shift: float
-) -> None:
-    """ε, which is far larger than a tiny Z, must not take the weights away; nor may Z be too small for a number."""
-    world, made = World(), method(CDPGConfig(**settings))
-    rollout = dataclasses.replace(world.rollout(world.log_a), indices=(0, 1, 2))
-    moved = dataclasses.replace(rollout, features=rollout.features - torch.tensor([0.0, shift]).double())
-    states = [made.begin(), made.begin()]
-    for _ in range(2):  # a pool has a prior from the second epoch on
-        states = [made.advance(*pair) for pair in zip(states, (rollout, moved), strict=True)]
-        states = [json.loads(json.dumps(state)) for state in states]
-        weights = [made.weights(*pair) for pair in zip((rollout, moved), states, strict=True)]
-        assert float(weights[0].sum()) > 0
-        assert torch.allclose(weights[0], weights[1])
-        assert states[0].get("satisfying") == states[1].get("satisfying")
-    assert moved.has_finite_ratios
-    figures = [partition.summarize_partition(one.log_ratio, one.valid) for one in (rollout, moved)]
-    assert figures[0].coverage == figures[1].coverage == 1
-    assert figures[0].ess == pytest.approx(figures[1].ess)
-
-
-def test_ratios_that_no_weight_can_be_made_of() -> None:
-    plain = dataclasses.replace(World().rollout(World().log_a), coefficients=())
-    assert plain.has_finite_ratios
-    for odd in (math.inf, math.nan, 800.0):  # e^800 is not a number
-        log_a = plain.log_a.clone()
-        log_a[0, plain.b[0] > 0] += odd
-        assert not dataclasses.replace(plain, log_a=log_a).has_finite_ratios
+@pytest.mark.parametrize("method", [CDPG, DPG])
+def test_weights_do_not_depend_on_the_scale_of_the_target(method: type[CDPG] | type[DPG]) -> None:
+    """ε, which is far larger than a tiny Z, must not take the weights away."""
+    world, made = World(), method(CDPGConfig())
+    rollout = world.rollout(world.log_a)
+    moved = dataclasses.replace(rollout, features=rollout.features - torch.tensor([0.0, 80.0]).double())
+    weights = [made.weights(one, made.advance(made.begin(), one)) for one in (rollout, moved)]
+    assert float(weights[0].sum()) > 0
+    assert torch.allclose(weights[0], weights[1])
 
 
 def test_rft_weighs_samples_of_the_base_by_the_tilt() -> None:

@@ -133,8 +133,7 @@ class CDPG(WeightedMethod):
         return {**self.begin(), "satisfying": state["satisfying"]}
 
     def advance(self, state: State, rollout: Rollout) -> State:
-        log_scale = self._log_scale(state, rollout)
-        ratio = (rollout.log_ratio - log_scale).exp()
+        ratio = rollout.log_ratio.exp()
         counted = rollout.valid & ratio.isfinite()  # the step of any other sample is refused
         ratio = ratio.masked_fill(~counted, 0.0)
         satisfying = int((counted & (rollout.log_ratio > -math.inf)).sum()) / max(1, int(counted.sum()))
@@ -148,20 +147,7 @@ class CDPG(WeightedMethod):
             "satisfying": satisfying,
             "pool": pool.add(rollout.indices, ratio, counted).to_mapping(),
             "prior": None if prior is None else {"mean": prior.mean, "strength": prior.strength},
-            **({"log_scale": log_scale} if rollout.is_tilted else {}),
         }
-
-    def _log_scale(self, state: State, rollout: Rollout) -> float:
-        """What log P/q is lowered by before ratios are summed: with moments or rewards they may have any scale.
-
-        That of a pool stays the one of its first satisfying samples.
-        """
-        if not rollout.is_tilted:
-            return 0.0
-        if self._pools and PooledPartition.from_mapping(state["pool"]).prior() is not None:
-            return float(state.get("log_scale", 0.0))  # pools of earlier versions have none
-        known = rollout.log_ratio[rollout.log_ratio.isfinite()]
-        return float(known.max()) if len(known) else 0.0
 
     def weights(self, rollout: Rollout, state: State) -> Tensor:
         epsilon = rollout.epsilon(self.config.partition_epsilon)
@@ -172,9 +158,7 @@ class CDPG(WeightedMethod):
         if not self._pools:
             return rollout.log_z
         prior = None if state["prior"] is None else Prior(**state["prior"])
-        log_scale = float(state.get("log_scale", 0.0))
-        pool = PooledPartition.from_mapping(state["pool"])
-        return pool.log_z(rollout.indices, rollout.log_ratio - log_scale, prior) + log_scale
+        return PooledPartition.from_mapping(state["pool"]).log_z(rollout.indices, rollout.log_ratio, prior)
 
     def metrics(self, state: State) -> Mapping[str, float]:
         prior = state.get("prior")

@@ -111,12 +111,6 @@ class Rollout:
         is never 0."""
         return 0.0 if self.is_tilted else epsilon
 
-    @property
-    def has_finite_ratios(self) -> bool:
-        """Whether all P_c(x)/q(x|c) are numbers that a weight can be made of."""
-        ratio = self.log_ratio if self.is_tilted else self.log_ratio.exp()  # weights of a tilted target stay logarithms
-        return bool((ratio < math.inf).all())
-
     @cached_property
     def log_z(self) -> Tensor:
         """log Ẑ_c, ``[context]``."""

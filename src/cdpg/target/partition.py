@@ -72,7 +72,7 @@ def summarize_partition(log_ratio: Tensor, valid: Tensor) -> PartitionSummary:
         return PartitionSummary(mean=0.0, nstd=None, nstd_corrected=None, coverage=0.0, ess=None)
     count = valid.sum(dim=1)
     z = ratio.sum(dim=1) / count
-    covered = (valid & (log_ratio[judged] > -math.inf)).any(dim=1)
+    covered = ratio.sum(dim=1) > 0
     mean = float(z.mean())
     variance = float(z.var(correction=0))
     several = count > 1

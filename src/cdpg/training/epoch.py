@@ -94,7 +94,7 @@ class Epoch:
         """The samples for replay, with those of this epoch if they may be replayed. Without validation nothing is
         replayed. An epoch with a weight that is not finite would spoil every batch.
         """
-        if not self._parts.method.replay or state.best is None or not rollout.has_finite_ratios:
+        if not self._parts.method.replay or state.best is None or not bool(rollout.log_ratio.exp().isfinite().all()):
             return state.replay
         return state.replay.add(rollout, self._parts.processes)
 
