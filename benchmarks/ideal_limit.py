@@ -21,6 +21,7 @@ import torch
 
 from cdpg.config import CDPGConfig
 from cdpg.constraints.named import load_constraint
+from cdpg.contexts.chats import as_chats
 from cdpg.contexts.contexts import Context
 from cdpg.models.base import LanguageModel
 from cdpg.models.loading import load_policy_and_base
@@ -45,7 +46,7 @@ def drawn(
     verdicts = load_constraint(task.constraint)(
         prompts=[context.prompt for context in owners],
         completions=[text for texts in samples.texts for text in texts],
-        **{task.column: [context.columns[task.column] for context in owners]},
+        **{key: [context.columns[key] for context in owners] for key in owners[0].columns},
     )
     return samples, torch.tensor([float(verdict) > 0 for verdict in verdicts]).view(samples.shape)
 
@@ -94,7 +95,8 @@ def main() -> None:
     config = CDPGConfig(**preset.settings)
     policy, base = load_policy_and_base(options.model or preset.model, config)
     rows, held_out_rows = preset.rows(Draw(0, task.usable))
-    contexts, held_out = (task.contexts(part, preset.prefix) for part in (rows, held_out_rows))
+    chat = config.chat, config.system
+    contexts, held_out = (as_chats(task.contexts(part, preset.prefix), *chat) for part in (rows, held_out_rows))
     exact, exact_satisfied = drawn(base, task, held_out, 16, config, "exact")
     share = exact_satisfied.double().mean(dim=1)
     logger.info(

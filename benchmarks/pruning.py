@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def compare(given: argparse.Namespace) -> Record:
         for parts in sides.values():
             parts.evaluator.close()
     keys = found[True][0]
+    timed = [key for key in keys if key.startswith(("sec", "tok", "cpu"))]
     sums = {prune: {key: sum(record[key] for record in records) for key in keys} for prune, records in found.items()}
     return {
         "task": given.task,
@@ -97,22 +99,23 @@ def compare(given: argparse.Namespace) -> Record:
         "satisfaction": sums[False]["satisfaction"] / given.epochs,
         "satisfaction_pruned": sums[True]["satisfaction"] / given.epochs,
         "pruned": sums[True]["pruned"] / given.epochs,
-        **{f"ratio_{key}": sums[True][key] / sums[False][key] for key in keys if key.startswith(("sec", "tok", "cpu"))},
+        **{f"ratio_{key}": sums[True][key] / sums[False][key] for key in timed if sums[False][key] > 0},
     }
 
 
 def check_soundness(given: argparse.Namespace) -> Record:
     """Draws samples of the base until enough satisfy the constraint; none of their prefixes may be called hopeless."""
     with tempfile.TemporaryDirectory() as folder:
-        parts = make(given, False, Path(folder))
+        parts = make(given, True, Path(folder))  # with the judge of prefixes, and samples that it does not end
         (check,) = parts.judge.prefix_checks
-        config, model = parts.sampler.config, parts.base
+        config, model = parts.sampler.config.replace(prune=False), parts.base
+        sampler = replace(parts.sampler, config=config)
         satisfying = asked = wrong = number = 0
         while satisfying < given.sound:
             number += 1
             chosen = parts.stream.draw(number - 1, config.contexts_per_epoch)
             contexts, prompts = [parts.contexts[i] for i in chosen], [parts.prompts[i] for i in chosen]
-            rollout = parts.sampler.draw(number, contexts, prompts, False, Stopwatch())
+            rollout = sampler.draw(number, contexts, prompts, False, Stopwatch())
             owners, prefixes = [], []
             for context, sample in (rollout.b > 0).nonzero().tolist():
                 tokens = rollout.samples.token_ids(context, sample)
@@ -121,7 +124,8 @@ def check_soundness(given: argparse.Namespace) -> Record:
                 owners += [contexts[context]] * len(found)
                 prefixes += sorted(found)
             asked += len(prefixes)
-            wrong += sum(check.collect(check.submit(owners, [text.rstrip("\ufffd") for text in prefixes])))
+            if prefixes:
+                wrong += sum(check.collect(check.submit(owners, [text.rstrip("\ufffd") for text in prefixes])))
             print(number, {"satisfying": satisfying, "prefixes": asked, "wrong": wrong}, flush=True)
         parts.evaluator.close()
     return {"task": given.task, "satisfying": satisfying, "prefixes": asked, "called hopeless": wrong}

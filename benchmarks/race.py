@@ -5,9 +5,10 @@
     python benchmarks/race.py --task code-compilability --racers cdpg,disco --disco ../disco --folder race-disco
 
 Each racer trains in a process of its own, one after the other, and saves its model at several moments. The clock runs
-from the first step on; it stands still while a model is saved. Rates are constant. ``cdpg evaluate`` then judges every
-saved model on the task's held-out contexts: satisfaction, gain, KL(π, a) and Distinct-2, as a table, a JSON file and a
-figure.
+from the first step on, for cdpg from the samples before it that are for validation; it stands still while a model is
+saved. Rates are constant, without a warm-up. ``cdpg evaluate`` then judges every saved model on the task's held-out
+contexts: satisfaction, gain, KL(π, a) and Distinct-2, as a table, a JSON file and a figure. A racer that has trained in
+the folder before is not trained again, whatever the options are.
 
 The rivals have no rule that ends a sample in the middle of a text. Their check sees the sample cut where the rule ends
 it, as the evaluation does. disco is not installed: its checkout is handed over by its path.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -61,7 +63,7 @@ def main() -> None:
     if given.train:
         return train(given)
     racers = given.racers.split(",")
-    if unknown := sorted(set(racers) - set(RACERS)):
+    if unknown := sorted({*racers, *given.rate} - set(RACERS)):
         parser.error(f"no racer is called {', '.join(unknown)}: expected some of {', '.join(RACERS)}")
     if "disco" in racers and not given.disco:
         parser.error("for disco, give the folder of its checkout: --disco FOLDER")
@@ -157,7 +159,8 @@ class Clock:
         self._saved: list[Record] = []
 
     def begin(self) -> None:
-        self._since = time.perf_counter()
+        """Start the clock, unless it runs."""
+        self._since = self._since or time.perf_counter()
 
     def step(self, save: Callable[[str], object]) -> bool:
         """After a step: save the model if it is time; whether the race is over."""
@@ -259,43 +262,43 @@ def train_cdpg(task: Task, clock: Clock, folder: Path) -> None:
     from cdpg import CDPGTrainer
 
     settings = task.settings.replace(
-        output_dir=str(folder / "run"), epochs=10**6, decay_epochs=0, evaluate_every=0, evaluate_at_end=False,
-        save_every=10**6,
+        output_dir=str(folder / "run"), epochs=10**6, warmup_epochs=0, decay_epochs=0, evaluate_every=0,
+        evaluate_at_end=False, save_every=10**6,
     )  # fmt: skip
     callbacks = [timed(clock, lambda folder: trainer.save_model(folder))]
     trainer = CDPGTrainer(
         task.model, task.inputs.constraints, settings, task.inputs.tuning, callbacks=callbacks, stop=task.inputs.stop
     )
+    clock.begin()
     trainer.train()
 
 
 def train_grpo(task: Task, clock: Clock, folder: Path, beta: float) -> None:
     from datasets import Dataset
+    from epoch import plain_model
     from grpo import grpo_config
-    from transformers import AutoModelForCausalLM
     from trl import GRPOTrainer
 
     settings = task.settings
     completions = settings.samples_per_epoch
     config = grpo_config(
-        str(folder / "run"), settings.num_generations, completions, min(64, completions),
+        str(folder / "run"), settings.num_generations, completions, math.gcd(64, completions),
         beta=beta, max_completion_length=settings.max_completion_length, learning_rate=settings.learning_rate,
     )  # fmt: skip
 
     def reward(prompts: list[str], completions: list[str], row: list[int], **rest: Any) -> list[float]:
         return task.verdicts(row, completions)
 
-    model = AutoModelForCausalLM.from_pretrained(task.model, dtype="float32")
     trainer = GRPOTrainer(
-        model, reward, args=config, train_dataset=Dataset.from_list(task.rows()), processing_class=task.tokenizer,
-        callbacks=[timed(clock, lambda folder: task.save(trainer.model, folder))],
+        plain_model(task.model), reward, args=config, train_dataset=Dataset.from_list(task.rows()),
+        processing_class=task.tokenizer, callbacks=[timed(clock, lambda folder: task.save(trainer.model, folder))],
     )  # fmt: skip
     trainer.train()
 
 
 def train_disco(task: Task, clock: Clock, checkout: str) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
+    from epoch import plain_model
 
     sys.path.insert(0, checkout)
     from disco.distributions import LMDistribution
@@ -305,12 +308,9 @@ def train_disco(task: Task, clock: Clock, checkout: str) -> None:
     settings, rows = task.settings, task.rows()
     number_of = {row["prompt"]: row["row"] for row in rows}
     policy, base = (
-        LMDistribution(
-            AutoModelForCausalLM.from_pretrained(task.model, dtype="float32"), task.tokenizer, freeze=frozen,
-            length=settings.max_completion_length,
-        )
+        LMDistribution(plain_model(task.model), task.tokenizer, freeze=frozen, length=settings.max_completion_length)
         for frozen in (False, True)
-    )  # fmt: skip
+    )
 
     def check(sample: Any, context: str) -> torch.Tensor:
         return torch.tensor(task.verdicts([number_of[context]], [sample.text])[0] > 0)

@@ -26,7 +26,7 @@ PARTS = ("sampling", "epoch", "evaluation")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", help="the folder src of the version to compare with")
+    parser.add_argument("--old", required=True, help="the folder src of the version to compare with")
     parser.add_argument("--new", default=str(Path(__file__).resolve().parents[1] / "src"))
     parser.add_argument("--task", default="translation-numbers")
     parser.add_argument("--model", help="for both, instead of the base that each version has")
@@ -103,7 +103,8 @@ class Side:
 
         job = Job.from_mapping({"task": given.task} | ({"model": given.model} if given.model else {}))
         inputs, self.folder = job.load(), tempfile.TemporaryDirectory()
-        self.config = job.settings.replace(prune=given.prune, output_dir=self.folder.name)
+        # Without a warm-up, in which there are fewer replayed steps.
+        self.config = job.settings.replace(prune=given.prune, output_dir=self.folder.name, warmup_epochs=0)
         self.parts = set_up(
             self.config, job.model, inputs.constraints, inputs.tuning, inputs.held_out, processing_class=None,
             peft_config=None, stop=inputs.stop, measure=inputs.measure, command=None, inputs={},
@@ -112,7 +113,8 @@ class Side:
         if "epoch" in given.what:
             self.parts.validation.begin(self.config, lambda: None)
             if self.parts.validation.is_measured:
-                self.state = replace(self.state, best=self.parts.validation.of_base())
+                best = self.parts.validation.of_base()
+                self.state = replace(self.state, best=best, **self._known(gains=best.peak))
 
     def sampling(self, turn: int) -> dict[str, float]:
         from cdpg.models.rng import UniformStream
@@ -129,6 +131,7 @@ class Side:
 
     def epoch(self, turn: int) -> dict[str, float]:
         from dataclasses import replace
+        from inspect import signature
 
         from cdpg.rollout.sampler import Stopwatch
         from cdpg.training.epoch import Epoch
@@ -136,18 +139,23 @@ class Side:
         epoch = Epoch(turn + 1, self.parts, self._updater(), self.config, lambda: None)
         epoch._watch = watch = Stopwatch(time.process_time)
         since = time.process_time()
-        rollout = epoch.sample()
+        rollout = epoch.sample(*[self.state][: len(signature(epoch.sample).parameters)])  # older ones take no state
         _, state = epoch.update(rollout, self.state)
         _, self.state = epoch.validate(state)
         seconds = time.process_time() - since
         if self.state.best is not None:  # so that every epoch replays
-            self.state = replace(self.state, best=replace(self.state.best, epoch=turn + 1))
+            best = replace(self.state.best, epoch=turn + 1)  # which older versions look at
+            self.state = replace(self.state, best=best, **self._known(fell=False))
         return {"seconds": seconds, **{f"seconds_{stage}": value for stage, value in watch.seconds.items()}}
 
     def evaluation(self, turn: int) -> dict[str, float]:
         since = time.process_time()
         self.parts.evaluator.outcome("base", self.parts.base, limit=16)
         return {"seconds": time.process_time() - since}
+
+    def _known(self, **fields: Any) -> dict[str, Any]:
+        """Those of the fields that the state of a run has in this version."""
+        return {name: value for name, value in fields.items() if hasattr(self.state, name)}
 
     def _updater(self) -> Any:
         return self.parts.updater(self.config, lambda event: None)

@@ -96,12 +96,22 @@ def test_the_batch_gradient_of_a_context_leans_towards_the_proposal(context: int
     assert direction_error(expected_coefficient(made, {}, context), context) > 0.02
 
 
-def test_the_first_epoch_divides_by_the_mean_over_contexts() -> None:
+@pytest.mark.parametrize(("outcomes", "other", "differ"), [((1, 0, 3), (0, 2, 1), False), ((2, 0, 2), (0, 1, 0), True)])
+def test_the_first_epoch_has_the_prior_of_its_own_samples(
+    outcomes: tuple[int, ...], other: tuple[int, ...], differ: bool
+) -> None:
+    """The divisor is the mean over contexts only where these do not differ by more than noise."""
     made = method(partition="pooled")
-    rollout = ratios(0, (1, 0, 3), (0, 2, 1))
+    rollout = ratios(0, outcomes, other)
     ratio = rollout.log_ratio.exp()
-    weights = made.weights(rollout, made.advance(made.begin(), rollout))
-    torch.testing.assert_close(weights, ratio / ratio.mean())
+    prior = PooledPartition().add((0, 1), ratio, rollout.valid).prior()
+    assert prior is not None and (prior.strength is not None) == differ
+    assert prior.mean == pytest.approx(float(ratio.mean()))
+    z = ratio.mean()
+    if prior.strength is not None:
+        z = (ratio.sum(dim=1, keepdim=True) - ratio + prior.strength * ratio.mean()) / (M - 1 + prior.strength)
+    weights = made.weights(rollout, made.advance(made.begin(), rollout))  # type: ignore[arg-type]
+    torch.testing.assert_close(weights, ratio / z)
 
 
 def test_the_bias_of_a_context_falls_with_its_visits() -> None:

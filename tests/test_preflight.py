@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
+import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,16 @@ def test_the_time_of_evaluations() -> None:
     assert evaluated_contexts(config, 0) == 0
     assert context_seconds(config, PACE, beams=4) == pytest.approx(16 * 1.1 + 4)
     assert run_seconds(config, 2.0, 1.0, 5, done=24) == pytest.approx(2 + 5)
+
+
+def test_the_number_of_evaluations_is_that_of_their_epochs_and_is_known_at_once() -> None:
+    for epochs, interval, done in product((1, 2, 9, 10), (None, 0, 1, 3, 5, 20), (0, 1, 2, 5, 9, 10, 11)):
+        config = CDPGConfig(epochs=epochs, evaluate_every=interval, evaluate_at_end=False)
+        expected = sum(config.evaluates_after(epoch) for epoch in range(done, epochs + 1))
+        assert evaluated_contexts(config, 1, done) == expected, (epochs, interval, done)
+    since = time.process_time()
+    assert evaluated_contexts(CDPGConfig(epochs=10**7, evaluate_every=10**6, evaluate_at_end=False), 1) == 11
+    assert time.process_time() - since < 0.5, "it is asked after every epoch"
 
 
 def even(prompts: Any, completions: Any, **columns: Any) -> list[bool]:

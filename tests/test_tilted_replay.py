@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,8 @@ from cdpg import CDPGConfig
 from cdpg.methods.cdpg import CDPG
 from cdpg.rollout.replay import ReplayBuffer
 from cdpg.system.distributed import Processes
+from cdpg.training.nonfinite import keep_refused
+from cdpg.training.optimization import Batch, RefusedStep, StepSummary
 from cdpg.training.replay import Replay
 from enumeration import contexts_of
 from side_by_side import side_by_side
@@ -19,7 +23,11 @@ from uneven import VALID, B, M, N, table, uneven_epoch
 COEFFICIENTS = (2.0, -0.5)
 
 
-def test_replayed_samples_have_the_target_of_the_present_coefficients() -> None:
+def refused(batch: Batch) -> RefusedStep:
+    return RefusedStep(batch.rollout, batch.rows, math.nan, math.nan, None, weights_finite=True, replayed=True)
+
+
+def test_replayed_samples_have_the_target_of_the_present_coefficients(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(N, M, 2, generator=generator, dtype=torch.float64)
     satisfying = torch.from_numpy((B > 0) & VALID)
@@ -43,5 +51,15 @@ def test_replayed_samples_have_the_target_of_the_present_coefficients() -> None:
         found = batch.rollout.log_ratio[0]
         assert torch.allclose(found[satisfying[context]], expected[satisfying[context]], rtol=1e-12)
         assert bool((found[~satisfying[context]] == -math.inf).all())
+        # The record of a step that is refused has them by name.
+        values = batch.rollout.by_factor()
+        assert list(values) == ["one", "other"]
+        kept = features[context].where(satisfying[context][:, None], torch.tensor(0.0).double())
+        assert torch.equal(torch.stack([*values.values()], dim=2)[0], kept)
+        summary = StepSummary(None, None, 0, 0, refused=(refused(batch),))
+        written = keep_refused(tmp_path, batch.rollout, summary)
+        assert written is not None
+        samples = json.loads(written.read_text())["steps"][0]["samples"]
+        assert [sample["one"] for sample in samples] == features[context][satisfying[context]][:, 0].tolist()
 
     side_by_side(1, work)

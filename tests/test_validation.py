@@ -22,6 +22,8 @@ from cdpg.contexts.digests import prompt_digests
 from cdpg.errors import RunError, UserError
 from cdpg.evaluation.ideal_samples import IdealSamples, draw_ideal_samples
 from cdpg.methods import METHODS, make_method
+from cdpg.methods.cdpg import CDPG
+from cdpg.rollout.replay import ReplayBuffer
 from cdpg.storage.checkpoints import Checkpoint
 from cdpg.storage.jsonl import read_jsonl
 from cdpg.storage.run_folder import RunFolder, costs
@@ -414,6 +416,14 @@ def test_gains_are_below_others_by_more_than_a_standard_error() -> None:
     assert [Validation.is_below(gains + shift, [0.0] * 4) for shift in (0.3, 0.5)] == [True, False]
     assert [Validation.is_below(gains - shift, [0.0] * 4, 2.0) for shift in (0.3, 0.1)] == [True, False]
     assert not Validation.is_below(torch.zeros(4), [0.0] * 4), "equal ones are not"
+
+
+def test_an_earlier_gain_that_was_not_finite_is_as_one_of_a_checkpoint() -> None:
+    state = RunState({}, ReplayBuffer(1), Best(0, 0.0, {}, (0.0,) * 4), gains=(0.0, 0.5, -math.inf, math.nan))
+    stored = RunState.of(Checkpoint(Path(), 1, {"best": {}}, state.values()), CDPG(CDPGConfig()))
+    for shift in (-1.0, 1.0):
+        gains = torch.tensor([0.1, 0.7, 0.2, math.nan]) + shift
+        assert [Validation.is_below(gains, one.gains) for one in (state, stored)] == [shift < 0] * 2
 
 
 def test_a_run_that_goes_on_has_no_results_of_its_earlier_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,18 @@ def evaluated_contexts(config: CDPGConfig, held_out: int, done: int = 0) -> int:
     ``done`` included, and those of the final evaluation.
     """
     along = min(held_out, config.evaluation_contexts)
-    times = sum(config.evaluates_after(epoch) for epoch in range(done, config.epochs + 1))
-    return times * along + final_contexts(config, held_out)
+    return _times(config, done) * along + final_contexts(config, held_out)
+
+
+def _times(config: CDPGConfig, done: int) -> int:
+    """After how many of the epochs from ``done`` on :meth:`CDPGConfig.evaluates_after` is true.
+
+    Not one by one: it is asked after every epoch, and a run may have a million.
+    """
+    interval, last = config.evaluation_interval, config.epochs
+    if interval == 0 or done > last:
+        return 0
+    return last // interval - (done - 1) // interval + (last % interval > 0)
 
 
 def final_contexts(config: CDPGConfig, held_out: int) -> int:

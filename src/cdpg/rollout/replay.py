@@ -98,10 +98,11 @@ class ReplayBuffer:
         prompts: Sequence[PromptTokens],
         processes: Processes,
         coefficients: tuple[float, ...] = (),
+        factor_names: tuple[str, ...] = (),
     ) -> Rollout:
         """Some visits as the record of an epoch; ``contexts`` and ``prompts`` are those of the run.
 
-        ``coefficients`` are the present ones of the target's moments and rewards.
+        ``coefficients`` are the present ones of the target's moments and rewards, ``factor_names`` their names.
         """
         tables = {name: table[visits] for name, table in self.tables.items()}
         share = processes.share(len(visits))
@@ -130,6 +131,7 @@ class ReplayBuffer:
             indices=tuple(chosen),
             features=tables.get(_FEATURES, _NOT_STORED),
             coefficients=coefficients,
+            factor_names=factor_names,
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -77,7 +77,7 @@ class PooledPartition:
     def log_z(self, contexts: Sequence[int], log_ratio: Tensor, prior: Prior | None) -> Tensor:
         """log Ẑ_c for each sample, ``[context, sample]``, from the others of its context and the prior.
 
-        The samples are among those that were added. Without a prior it is the mean over all samples, this one included.
+        The samples are among those that were added. Without a prior it is that of all of these, this one included.
         """
         ratio = log_ratio.exp()
         prior = prior or self.prior() or Prior(0.0, None)

@@ -60,7 +60,8 @@ class Replay:
             chosen = self.buffer.choose(visits, uniforms)
             if not len(chosen):
                 return
-            past = self.buffer.rollout(chosen, self.contexts, self.prompts, self.processes, self.coefficients)
+            target = self.coefficients, rollout.factor_names
+            past = self.buffer.rollout(chosen, self.contexts, self.prompts, self.processes, *target)
             loss = self.method.replay_loss(past, state)
             divisor = loss.normalizer / self.buffer.covered_share
             yield Batch(loss, past, torch.arange(past.b.numel()), divisor, replayed=True)

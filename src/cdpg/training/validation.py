@@ -175,9 +175,13 @@ class Validation:
 
     @staticmethod
     def is_below(gains: Tensor, earlier: Sequence[float], errors: float = 1.0) -> bool:
-        """Whether some gains are below earlier ones by more than so many standard errors of the difference."""
-        gap = gains - gains.new_tensor(earlier)
-        gap = gap[~gap.isnan()]
+        """Whether some gains are below earlier ones by more than so many standard errors of the difference.
+
+        An earlier one of −∞ does not count: a checkpoint cannot tell it from one that is missing.
+        """
+        then = gains.new_tensor(earlier)
+        gap = gains - then
+        gap = gap[then.isfinite() & ~gap.isnan()]
         return not gap.mean() >= -errors * gap.std() / len(gap) ** 0.5
 
     def better(self, best: Best, epoch: int, gains: Tensor) -> Best:
