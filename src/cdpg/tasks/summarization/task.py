@@ -42,10 +42,10 @@ ENTITIES = Task(
             embedded_rows,
             {
                 "epochs": 28,
-                "contexts_per_epoch": 32,
-                "num_generations": 16,
+                "contexts_per_epoch": 64,
+                "num_generations": 8,
                 "max_completion_length": 80,
-                "learning_rate": 1.5e-4,
+                "learning_rate": 2e-4,
                 "warmup_epochs": 5,
                 "decay_epochs": 18,
                 "save_every": 10,
