@@ -97,6 +97,7 @@ JSON = Task(
                 "max_completion_length": 64,
                 "replay": 2,
                 "validation_contexts": 12,
+                "gain_draws": 8,
                 "learning_rate": 1e-5,
                 "warmup_epochs": 2,
                 "decay_epochs": 6,
