@@ -158,9 +158,9 @@ def measure_network(folder: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    big, small = torch.ones(4 * 2**20), torch.ones(1)
     count = dist.get_world_size()
-    parts = torch.ones(big.numel() // count)
+    parts, small = torch.ones(4 * 2**20 // count), torch.ones(1)
+    big = torch.ones(count * parts.numel())
     size, others = FLOAT * big.numel(), (count - 1) / count
 
     def many_small() -> None:

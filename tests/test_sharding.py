@@ -18,6 +18,7 @@ import tiny
 import warm
 from cdpg.models.sharding import repeated_blocks, with_weights, without_weights
 from cdpg.storage.jsonl import read_jsonl
+from fake_vllm import FakeVLLM, serving
 from sharded_run import HALF, RUNS, epochs
 
 
@@ -148,6 +149,19 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, models: 
         result = launch(count, tmp_path, sharding, str(models), str(run))
         assert result.returncode == 0, result.stderr[-5000:]
         assert_same_run(tmp_path / "one", run, resumed=True)
+
+
+@pytest.mark.exhaustive
+def test_an_engine_is_sent_whole_weights_and_asked_by_every_process(tmp_path: Path, models: Path) -> None:
+    fake, run = FakeVLLM(models / "gpt2"), tmp_path / "run"
+    with serving(fake) as url:
+        result = launch(2, tmp_path, "engine", str(models), str(run), url)
+    assert result.returncode == 0, result.stderr[-5000:]
+    assert len(fake.loads) == epochs(), "by one process"
+    assert len([path for path, _ in fake.asked if path == "/v1/completions"]) == 3 * epochs()
+    assert moved(models, run, "gpt2") > 1e-2, "otherwise old weights would do as well"
+    for record in lines(run, "metrics.jsonl"):
+        assert max(abs(record[f"engine_log_ratio_{name}"]) for name in ("low", "median", "high")) < 1e-3
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
