@@ -149,7 +149,7 @@ def epoch(model: Model, work: Work, device: Device, devices: int, divided: bool)
         + gradient_passes * model.layers * device.pass_seconds,
         optimiser=steps_taken * ADAM_TRAFFIC * model.parameters / device.memory_rate / (devices if divided else 1),
         gathering=(steps + passes) * gather,
-        exchange=scoring_passes * gather + gradient_passes * 5 * gather if gather else steps_taken * sums,
+        exchange=scoring_passes * gather + gradient_passes * 6 * gather if gather else steps_taken * sums,
         rest=device.epoch_seconds,
     )
 
