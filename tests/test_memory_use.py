@@ -91,7 +91,7 @@ def test_the_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch, tmp_p
     of_machine = memory.of_machine()
     assert of_machine is not None and of_machine > 2**28
     limit = tmp_path / "limit"
-    monkeypatch.setattr(memory, "_CONTAINER_LIMITS", (str(limit), str(tmp_path / "none")))
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", (str(limit), str(tmp_path / "none")))
     for text, expected in (("max\n", None), (f"{2**28}\n", 2**28)):
         limit.write_text(text)
         found = room(CPU, CPU_CONFIG)

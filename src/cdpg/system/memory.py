@@ -18,7 +18,7 @@ _M_MMAP_THRESHOLD = -3
 _LARGE = 2**20
 """Bytes of a block that is returned to the system when it is freed (:func:`return_freed_blocks`)."""
 
-_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with the limit of a container, by version of the kernel's control groups."""
 
 
@@ -68,7 +68,7 @@ def of_machine() -> int | None:
     found = []
     with suppress(OSError, ValueError, AttributeError):  # not every system says so
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for path in map(Path, _CONTAINER_LIMITS):
+    for path in map(Path, CONTAINER_LIMITS):
         with suppress(OSError, ValueError):  # "max" where there is no limit
             found.append(int(path.read_text()))
     return min(found, default=None)
