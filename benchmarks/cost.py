@@ -124,7 +124,7 @@ def calibrate(folder: Path, sharding: str) -> None:
         passes = plan_passes(drawn[samples], torch.arange(4 * samples), TOKENS_PER_PASS)
         with model.gradient_passes(len(passes)):
             for part in passes:
-                model.score(*prompts_and_rows(drawn[samples], part)).log_prob().sum().backward()
+                model.backward(model.score(*prompts_and_rows(drawn[samples], part)).log_prob().sum())
 
     sampling, step = rate_and_fixed(draw, many, 1, LENGTH)
     scoring, _ = rate_and_fixed(score, full_pass, 1, 1)
@@ -136,7 +136,7 @@ def calibrate(folder: Path, sharding: str) -> None:
     found = {
         "sampling": sampling, "scoring": scoring, "gradient": gradient, "memory_rate": memory_rate,
         "step_seconds": max(0.0, step - reading - gathering) / made.layers,
-        "pass_seconds": max(0.0, fixed - 5 * gathering) / made.layers,
+        "pass_seconds": max(0.0, fixed - 6 * gathering) / made.layers,
     }  # fmt: skip
     if gathering:
         others = (processes.count - 1) / processes.count
@@ -158,9 +158,9 @@ def measure_network(folder: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    big, small = torch.ones(4 * 2**20), torch.ones(1)
     count = dist.get_world_size()
-    parts = torch.ones(big.numel() // count)
+    parts, small = torch.ones(4 * 2**20 // count), torch.ones(1)
+    big = torch.ones(count * parts.numel())
     size, others = FLOAT * big.numel(), (count - 1) / count
 
     def many_small() -> None:

@@ -149,7 +149,7 @@ def epoch(model: Model, work: Work, device: Device, devices: int, divided: bool)
         + gradient_passes * model.layers * device.pass_seconds,
         optimiser=steps_taken * ADAM_TRAFFIC * model.parameters / device.memory_rate / (devices if divided else 1),
         gathering=(steps + passes) * gather,
-        exchange=scoring_passes * gather + gradient_passes * 5 * gather if gather else steps_taken * sums,
+        exchange=scoring_passes * gather + gradient_passes * 6 * gather if gather else steps_taken * sums,
         rest=device.epoch_seconds,
     )
 
@@ -181,10 +181,12 @@ def engine_devices(model: Model, device: Device) -> int:
 
 
 def memory(model: Model, work: Work, devices: int, divided: bool, keeps_best: bool = False) -> float:
-    """Bytes on each device at the peak of an epoch."""
+    """Bytes on each GPU at the peak of an epoch."""
     each = devices if divided else 1
-    stays = (5 + (2 if keeps_best else 0)) * FLOAT * model.parameters / each
-    whole = FLOAT * (2 * model.layer + model.vocabulary * model.width * (1 if model.tied else 2)) if each > 1 else 0.0
+    copies = 2 if keeps_best and each > 1 else 0  # those of a model that is not divided are in the machine's memory
+    stays = (5 + copies) * FLOAT * model.parameters / each
+    outside = model.vocabulary * model.width * (1 if model.tied else 2)  # whole, and so is its gradient
+    whole = FLOAT * 2 * (model.layer + outside) if each > 1 else 0.0
     rows = min(work.rows_per_pass, work.contexts * work.samples / devices)
     prompts = model.cache * work.prompt * work.contexts / devices
     sampling = FLOAT * (rows * (model.cache * work.completion + 3 * model.vocabulary) + prompts)

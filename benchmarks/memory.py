@@ -118,6 +118,8 @@ def noting(note: Callable[[], None]) -> Any:
 
 def forecast(folder: Path, given: dict[str, Any]) -> None:
     """What ``cdpg check`` does before it prints its estimate."""
+    import torch
+
     from cdpg import CDPGConfig
     from cdpg.contexts.contexts import load_contexts
     from cdpg.models.loading import load_model
@@ -127,13 +129,13 @@ def forecast(folder: Path, given: dict[str, Any]) -> None:
 
     config = CDPGConfig(**settings(given, folder))
     contexts = load_contexts(prompts_of(given))
-    start = used()
+    start = used(torch.device("cpu"))
     model = load_model(str(folder), config)
     prompts = model.encode(contexts, config.max_completion_length)
     draw_samples(model, contexts, prompts, config.num_generations, config, UniformStream(0, "check", 0))
-    sampling = used()
+    sampling = used(model.device)
     differentiate_largest_pass(model, prompts, config)
-    use = MemoryUse.of(model, start, sampling)
+    use = MemoryUse.of(model, start, sampling, config)
     (folder / "forecast.json").write_text(json.dumps(use.run(config, keeps_best=False)))
 
 
@@ -151,7 +153,7 @@ def read(path: Path) -> float:
 
 def compare_sharding(width: int, layers: int) -> None:
     given = {
-        "width": width, "layers": layers, "vocabulary": 8000, "M": 2, "length": 2, "tokens_per_pass": 64, "epochs": 1,
+        "width": width, "layers": layers, "vocabulary": 8000, "M": 2, "length": 2, "tokens_per_pass": 64,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -211,8 +213,9 @@ def compare_types(model: str) -> None:
     prompts = ["The sun is", "def add(a, b):", "A recipe for bread:", "Once upon a time"]
     contexts = load_contexts([{"prompt": prompt} for prompt in prompts])
     for dtype in ("bfloat16", "int8"):
-        policy, base = load_policy_and_base(model, CDPGConfig(device="cpu", base_dtype=dtype))
-        found = refuse_large_error(policy, base, policy.encode(contexts, 32), 32, dtype, float("inf"))
+        config = CDPGConfig(device="cpu", base_dtype=dtype, base_error=1e9, max_completion_length=32)
+        policy, base = load_policy_and_base(model, config)
+        found = refuse_large_error(policy, base, contexts, policy.encode(contexts, 32), config)
         size = sum(p.numel() * p.element_size() for p in base.module.parameters())
         print(f"{dtype}: {found:.3g} nats, {size / 1e6:,.0f} MB without scales", flush=True)
 
@@ -234,6 +237,8 @@ def main() -> None:
     elif options.part == "table":
         print_table()
     elif options.part == "narrow":
+        if options.model is None:
+            parser.error("narrow takes --model FOLDER")
         compare_types(options.model)
     else:
         child(Path(options.folder), json.loads(options.given), options.what)

@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("t5", {"batch_size": 7, "base_dtype": "bfloat16", "learning_rate": 3e-4}),
     "ziegler": ("gpt2", {"method": "ziegler", "ziegler_epochs": 2, "evaluate_at_end": False}),
     "adapters": ("llama", {"lora_rank": 2, "evaluate_at_end": False}),
+    "stale": ("llama", {"sync_every": 2, "evaluate_at_end": False}),
 }
 """Every run by its name: the family of its model, and its settings."""
 
@@ -64,7 +65,7 @@ class Check:
         return [float("o" in prompt and len(text) % 3 > 0) for prompt, text in zip(prompts, completions, strict=True)]
 
 
-def trainer(models: Path, folder: Path, name: str, sharding: str, deadly: bool = False) -> CDPGTrainer:
+def trainer(models: Path, folder: Path, name: str, sharding: str, deadly: bool = False, **others: Any) -> CDPGTrainer:
     """A run in ``folder``; ``models`` has the models by family."""
     family, settings = RUNS[name]
     values: dict[str, Any] = {
@@ -78,7 +79,7 @@ def trainer(models: Path, folder: Path, name: str, sharding: str, deadly: bool =
     return CDPGTrainer(
         str(models / family),
         Check(folder, deadly),
-        CDPGConfig(**{**values, **settings}),
+        CDPGConfig(**{**values, **settings, **others}),
         data,
         data[1:4],
         measure=BeamMeasure(),
@@ -128,6 +129,9 @@ def main(models: Path, folder: Path, names: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "deadly":
         trainer(Path(sys.argv[2]), Path(sys.argv[3]), "gpt2", "full", deadly=True).train()
+    elif sys.argv[1] == "engine":
+        address = {"engine": "vllm", "engine_url": sys.argv[4], "learning_rate": 1e-2}
+        trainer(Path(sys.argv[2]), Path(sys.argv[3]), "gpt2", "full", **address).train()
     elif sys.argv[1] in ("none", "full"):
         trainer(Path(sys.argv[2]), Path(sys.argv[3]), "llama", sys.argv[1]).train(resume_from_checkpoint=True)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,13 @@ from torch import nn
 
 from cdpg import CDPGConfig
 from cdpg.errors import RunError, UserError
+from cdpg.rollout.replay import ReplayBuffer
+from cdpg.storage.checkpoints import save_checkpoint
 from cdpg.system import distributed
 from cdpg.system.distributed import Processes, is_lost_process, make_accelerator, processes_here, processes_in_all
+from cdpg.training import resuming
 from cdpg.training.session import open_session
+from cdpg.training.state import RunState
 from side_by_side import side_by_side
 
 
@@ -159,3 +164,53 @@ def test_how_long_a_process_waits_for_the_others_is_a_setting() -> None:
         CDPGConfig(process_seconds=0)
     with pytest.raises(UserError, match="process_seconds must be at most 1,000,000,000, not 1e\\+14"):
         CDPGConfig(process_seconds=1e14)
+
+
+def resumed_by(processes: Processes, folder: Path, **differences: Any) -> int | str | None:
+    """The epoch that a process resumes after, None to begin, or why it does not; it sees ``folder`` on its machine."""
+    facts = ("base", "adapters", "proposal", "constraints", "contexts", "tuned_on", "tokens", "held_out")
+    origin = {**dict.fromkeys(facts, "the same"), "processes": processes.count, **differences}
+    parts: Any = SimpleNamespace(
+        processes=processes, origin=origin, folder=SimpleNamespace(checkpoints=folder),
+        target_fit=SimpleNamespace(looks_first=True, begin=lambda config: processes.any(True)), is_main=False,
+    )  # fmt: skip
+    resuming.begin_target(parts, RunState({}, replay=ReplayBuffer(1)), True, CDPGConfig())
+    try:
+        found = resuming.checkpoint_to_resume(parts, True, False)
+    except UserError as error:
+        return str(error)
+    return None if found is None else found.epoch
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        (("one", "two"), 3),
+        (("none", "none"), None),
+        *((folders, "checkpoint to resume") for folders in (("one", "none"), ("none", "one"), ("one", "older"))),
+    ],
+)
+def test_machines_that_do_not_share_a_folder_cannot_resume_a_run(
+    tmp_path: Path, folders: tuple[str, str], expected: int | str | None
+) -> None:
+    """One would go on, another begin at the start, and they would sum their gradients."""
+    for name, epoch in (("one", 3), ("two", 3), ("older", 2)):
+        save_checkpoint(tmp_path / name, epoch, {"weights": {"w": torch.ones(2)}}, {}, keep=1)
+
+    def resume(processes: Processes) -> int | str | None:
+        return resumed_by(processes, tmp_path / folders[processes.accelerator.process_index])
+
+    one, other = side_by_side(2, resume)
+    assert one == other
+    if isinstance(expected, str):
+        assert str(one).startswith(f"the processes of this run have read different files ({expected}): output_dir, ")
+    else:
+        assert one == expected
+
+
+@pytest.mark.parametrize("fact", ["base", "contexts", "tuned_on", "held_out"])
+def test_machines_with_different_files_cannot_make_one_run(tmp_path: Path, fact: str) -> None:
+    def begin(processes: Processes) -> int | str | None:
+        return resumed_by(processes, tmp_path, **{fact: processes.accelerator.process_index})
+
+    assert [str(one).count(f"different files ({fact.replace('_', ' ')})") for one in side_by_side(2, begin)] == [1, 1]

@@ -25,12 +25,14 @@ from cdpg.models.engines.vllm import Completion, VLLMEngine, Wanted
 from cdpg.models.engines.worker import LoadsWeights
 from cdpg.models.loading import load_model
 from cdpg.models.rng import UniformStream
-from cdpg.models.sampling import Chunk, assemble, sample_chunks
+from cdpg.models.sampling import Chunk, Samples, assemble, sample_chunks
 from cdpg.models.scoring import score_samples
 from cdpg.models.tabular import TabularModel
 from cdpg.storage.jsonl import read_jsonl
-from cdpg.training.engine import DRIFT, DriftWatch
+from cdpg.system.distributed import Processes
+from cdpg.training.engine import DRIFT, DriftWatch, EngineLink
 from fake_vllm import FakeVLLM, serving
+from side_by_side import side_by_side
 
 PROMPTS = [(0,), (1,), (2,)]
 STREAM = UniformStream(3, "train", 4)
@@ -169,7 +171,14 @@ def test_the_server_s_log_probabilities_are_the_model_s(folder: Path, fake: Fake
     expected = score_samples(model, samples, torch.arange(24), 500)
     torch.testing.assert_close(samples.token_log_q, expected, rtol=0.0, atol=1e-4)
     assert len({tokens for chunk in chunks for tokens in chunk.tokens}) > 15
-    assert bool(samples.ended.any()) or int(samples.lengths.min()) == 6
+    assert torch.equal(samples.ended, (samples.lengths < 6) | ends_in(samples, model.end_ids))
+
+
+def ends_in(samples: Samples, end_ids: frozenset[int]) -> torch.Tensor:
+    """``[context, sample]``: whether the last token is an end token."""
+    contexts, drawn = samples.shape
+    last = [[samples.token_ids(i, j)[-1] in end_ids for j in range(drawn)] for i in range(contexts)]
+    return torch.tensor(last)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +331,47 @@ def test_what_goes_wrong_is_said_in_a_sentence_and_the_run_can_go_on(
             assert [record["epoch"] for record in lines(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+@pytest.mark.parametrize("fault", [None, "load", "version"])
+def test_one_process_sends_the_weights_and_all_know_if_it_failed(
+    folder: Path, tmp_path: Path, fault: str | None
+) -> None:
+    """Otherwise the others would wait for it; whoever samples, the version is that of the last weights."""
+    loaded: list[str] = []
+
+    class Connection(Recorded):
+        def __init__(self) -> None: ...
+
+        def load(self, folder: str, version: str) -> None:
+            if fault == "load":
+                raise RunError("it is full")
+            loaded.append(version)
+
+        def version(self) -> str | None:
+            return "of another run" if fault == "version" and loaded else loaded[-1] if loaded else None
+
+    model: Any = load_model(str(folder), CDPGConfig(device="cpu"))
+
+    def send(processes: Processes) -> list[str]:
+        link = EngineLink(Connection(), model, tmp_path / "engine", processes)
+        problems = []
+        for number in (0, 1, 1):
+            try:
+                link.send(number, CDPGConfig())
+                link.require_unchanged()
+            except RunError as error:
+                problems.append(str(error))
+        return problems
+
+    main, other = side_by_side(2, send)
+    assert [version.partition("-")[2] for version in loaded] == {None: ["0", "1"], "load": []}.get(
+        fault, ["0", "1", "1"]
+    )
+    assert len(main) == len(other) == (0 if fault is None else 3)
+    assert set(other) <= {"the main process could not use the engine"}
+    if fault is not None:
+        assert all({"load": "it is full", "version": "another program has changed"}[fault] in one for one in main)
+
+
 def test_a_server_without_our_method_and_without_versions_can_be_used(
     folder: Path, fake: FakeVLLM, tmp_path: Path
 ) -> None:
@@ -375,6 +425,8 @@ def test_what_an_engine_is_not_for(folder: Path, tmp_path: Path) -> None:
         CDPGConfig(engine="vllm", engine_url="localhost:8000")
     with pytest.raises(UserError, match="engine_seconds must be above 0"):
         CDPGConfig(engine_seconds=0)
+    with pytest.raises(UserError, match="whose layers are stored in 8 bits in a way that an engine cannot read"):
+        trainer_of(folder, tmp_path, "http://127.0.0.1:9", proposal="base", base_dtype="int8", base_error=100.0)
     seq2seq = tiny.save(tmp_path / "t5", "t5")
     with pytest.raises(UserError, match="which is for decoder-only models of Transformers, and this is a Seq2SeqModel"):
         trainer_of(seq2seq, tmp_path / "run", "http://127.0.0.1:9")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 import tiny
 from cdpg import CDPGConfig, CDPGTrainer
+from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.base import Rows
+from cdpg.models.base import LanguageModel, Rows, TokenScores
 from cdpg.models.loading import load_policy_and_base
 from cdpg.models.narrow import NarrowLayers, refuse_large_error
 from cdpg.models.sharding import repeated_blocks
@@ -20,6 +22,7 @@ from rounds import ordinary
 
 ROWS = Rows(torch.tensor([0, 0, 1]), torch.arange(3, 15).view(3, 4), torch.tensor([4, 2, 3]))
 PROMPTS = [(5, 6, 7), (8, 9)]
+CONTEXTS = [Context("three", {}, 1), Context("two", {}, 2)]
 
 
 def rounded(family: str, dtype: str = "bfloat16") -> Any:
@@ -52,6 +55,12 @@ def pair(
     return policy, base
 
 
+def compared(policy: LanguageModel, base: LanguageModel, most: float, length: int = 4, **settings: Any) -> float:
+    """The largest difference of a sample, if at most ``most`` is allowed."""
+    config = CDPGConfig(max_completion_length=length, base_error=most, **settings)
+    return refuse_large_error(policy, base, CONTEXTS, PROMPTS, config)
+
+
 def layer_types(model: TransformerModel) -> set[torch.dtype]:
     return {p.dtype for block in repeated_blocks(model.module) for p in block.parameters()}
 
@@ -69,7 +78,7 @@ def test_weights_that_came_narrow_lose_nothing(family: str) -> None:
     assert all(
         torch.equal(p, b.float()) for p, b in zip(policy.module.parameters(), base.module.parameters(), strict=True)
     )
-    assert refuse_large_error(policy, base, PROMPTS, 4, "", 0.01) < 1e-4
+    assert compared(policy, base, 0.01) < 1e-4
 
 
 @pytest.mark.parametrize("family", ordinary(tiny.FAMILIES, "gpt2", "t5"))
@@ -119,11 +128,11 @@ def test_groups_of_zeros_stay_zero() -> None:
 
 def test_how_far_a_base_may_be_is_a_setting(tmp_path: Path) -> None:
     policy, base = pair(tiny.make_model("llama"), "llama", "int8")
-    found = refuse_large_error(policy, base, PROMPTS, 4, "", 100.0)
+    found = compared(policy, base, 100.0)
     assert found > 0.001
-    refuse_large_error(policy, base, PROMPTS, 4, "", 1.01 * found)
+    compared(policy, base, 1.01 * found)
     with pytest.raises(UserError, match=r"at most [\d.]+ is allowed \(base_error\)"):
-        refuse_large_error(policy, base, PROMPTS, 4, "", 0.99 * found)
+        compared(policy, base, 0.99 * found)
     source = tiny.save(tmp_path / "source", "llama")
     config = CDPGConfig(
         output_dir=str(tmp_path / "run"), device="cpu", max_completion_length=4, base_dtype="int8", base_error=100,
@@ -148,7 +157,7 @@ def test_a_layer_is_narrow_again_after_an_error() -> None:
 def test_a_base_that_is_too_far_off_is_refused(tmp_path: Path) -> None:
     policy, base = pair(tiny.make_model("llama"), "llama")
     with pytest.raises(UserError, match=r"base_dtype: bfloat16 changes .* by up to [\d.e-]+ nats, and at most 0.01"):
-        refuse_large_error(policy, base, PROMPTS, 4, "base_dtype: bfloat16", 0.01)
+        compared(policy, base, 0.01, base_dtype="bfloat16")
     source = tiny.save(tmp_path / "source", "llama")
     config = CDPGConfig(output_dir=str(tmp_path / "run"), device="cpu", max_completion_length=4, base_dtype="bfloat16")
     with pytest.raises(UserError, match="use base_dtype: float32"):
@@ -166,9 +175,39 @@ def test_the_error_is_that_of_a_whole_sample() -> None:
         return type(scores)(scores.log_probs - 0.003 * scores.mask, scores.hidden, scores.mask)
 
     base.score = shifted  # type: ignore[method-assign]
-    assert refuse_large_error(policy, base, PROMPTS, 3, "", 0.01) == pytest.approx(0.009, abs=1e-4)
+    assert compared(policy, base, 0.01, length=3) == pytest.approx(0.009, abs=1e-4)
     with pytest.raises(UserError, match=r"0\.012 nats"):
-        refuse_large_error(policy, base, PROMPTS, 4, "", 0.01)
+        compared(policy, base, 0.01)
+
+
+def test_a_base_whose_scores_are_no_numbers_is_refused() -> None:
+    """Also if those of other samples are right."""
+    policy, base = pair(rounded("gpt2"), "gpt2")
+    score = base.score
+
+    def broken(prompts: Any, rows: Rows) -> TokenScores:
+        scores = score(prompts, rows)
+        first = torch.arange(len(rows.lengths)) == 0
+        return replace(scores, log_probs=scores.log_probs.masked_fill(first[:, None], float("nan")))
+
+    base.score = broken  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="by up to nan nats"):
+        compared(policy, base, 0.01)
+
+
+def test_samples_are_compared_in_passes_of_the_run() -> None:
+    policy, base = pair(rounded("gpt2"), "gpt2")
+    rows_of_passes: list[int] = []
+    score = base.score
+
+    def noted(prompts: Any, rows: Rows) -> TokenScores:
+        rows_of_passes.append(len(rows.lengths))
+        return score(prompts, rows)
+
+    base.score = noted  # type: ignore[method-assign]
+    compared(policy, base, 0.01, tokens_per_pass=11)
+    assert sum(rows_of_passes) == 8
+    assert len(rows_of_passes) > 2
 
 
 def test_adapters_have_no_base_of_their_own() -> None:

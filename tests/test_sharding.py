@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,14 @@ from torch import nn
 import sharded_run
 import tiny
 import warm
-from cdpg.models.sharding import repeated_blocks, with_weights, without_weights
+from cdpg import CDPGConfig
+from cdpg.models.base import Rows
+from cdpg.models.loading import wrap_model
+from cdpg.models.sharding import Lockstep, repeated_blocks, with_weights, without_weights
 from cdpg.storage.jsonl import read_jsonl
+from cdpg.system.distributed import Processes
+from fake_vllm import FakeVLLM, serving
+from rounds import ordinary
 from sharded_run import HALF, RUNS, epochs
 
 
@@ -148,6 +155,58 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, models: 
         result = launch(count, tmp_path, sharding, str(models), str(run))
         assert result.returncode == 0, result.stderr[-5000:]
         assert_same_run(tmp_path / "one", run, resumed=True)
+
+
+@pytest.mark.exhaustive
+def test_an_engine_is_sent_whole_weights_and_asked_by_every_process(tmp_path: Path, models: Path) -> None:
+    fake, run = FakeVLLM(models / "gpt2"), tmp_path / "run"
+    with serving(fake) as url:
+        result = launch(2, tmp_path, "engine", str(models), str(run), url)
+    assert result.returncode == 0, result.stderr[-5000:]
+    assert len(fake.loads) == epochs(), "by one process"
+    assert len([path for path, _ in fake.asked if path == "/v1/completions"]) == 3 * epochs()
+    assert moved(models, run, "gpt2") > 1e-2, "otherwise old weights would do as well"
+    for record in lines(run, "metrics.jsonl"):
+        assert max(abs(record[f"engine_log_ratio_{name}"]) for name in ("low", "median", "high")) < 1e-3
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("family", ordinary(tiny.FAMILIES, "gpt2", "llama", "t5"))
+def test_a_layer_s_gradient_is_complete_before_the_next_layer_s(family: str, recomputes: bool) -> None:
+    """Of what follows the prompts first, then of the prompts: otherwise the gradients of all layers would be whole."""
+    prompts = [(5, 6, 7), (8, 9)]
+    rows = Rows(torch.tensor([0, 0, 1]), torch.arange(3, 15).view(3, 4), torch.tensor([4, 2, 3]))
+    found, added = [], []
+    for divided in (False, True):
+        module: Any = tiny.make_model(family)
+        model = wrap_model(module, tiny.tokenizer_for(family), CDPGConfig())
+        model.recomputes = recomputes
+        decoder = [p for block in repeated_blocks(module.get_decoder()) for p in block.parameters()]
+        counts = dict.fromkeys(decoder, 0)
+        for parameter in decoder:
+            parameter.register_post_accumulate_grad_hook(lambda p, counts=counts: counts.update({p: counts[p] + 1}))
+        if divided:
+            module.gather_root = lambda: None
+            model.lockstep = Lockstep(module, {}, Processes(None))  # type: ignore[arg-type]
+            model.lockstep.differentiates = True
+        model.backward((model.score(prompts, rows).log_prob() * torch.arange(1.0, 4.0)).sum())
+        found.append([p.grad for p in module.parameters()])
+        added.append(set(counts.values()))
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(*found, strict=True))
+    # Keys and values of the encoder's output are computed with the prompts alone.
+    assert added == [{1}, {1, 2} if family in tiny.SEQ2SEQ else {2}]
+
+
+@pytest.mark.exhaustive
+def test_a_process_takes_less_than_six_tenths_of_the_memory() -> None:
+    """Over two epochs: in the second, Adam's moments are held while gradients are computed."""
+    script = Path(__file__).resolve().parents[1] / "benchmarks" / "memory.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "sharding", "--width", "512", "--layers", "16"], capture_output=True, text=True,
+        check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    until_the_last_epoch, _ = map(float, result.stdout.splitlines()[-1].split(", "))
+    assert until_the_last_epoch < 0.6, result.stdout
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

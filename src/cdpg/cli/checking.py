@@ -60,7 +60,7 @@ def check(
     if found.failure is not None:
         output.print(Text(plain_text(f"a failed check: {found.failure}", limit=2000), style="dim"), soft_wrap=True)
     output.print(Text("\nwhat to do", style="bold"))
-    for advice in advise(found.stats):
+    for advice in (*found.memory.advice(job.settings, found.keeps_best), *advise(found.stats)):
         output.print(Text(f"{_MARKS[advice.level]} {advice.text}"), soft_wrap=True)
 
 
@@ -113,11 +113,12 @@ def _time_rows(found: ProbeResult) -> list[tuple[str, str]]:
 
 def _memory_rows(found: ProbeResult, config: CDPGConfig) -> list[tuple[str, str]]:
     use, how = found.memory, (config, found.keeps_best)
+    there = "" if use.room is None else f" of {memory.format_bytes(use.room)}"
     if config.sharding == "none":
-        return [("memory of a run, about", memory.format_bytes(use.run(*how)))]
+        return [("memory of a run, about", f"{memory.format_bytes(use.run(*how))}{there}")]
     return [
         ("memory of a run, divided among the processes", memory.format_bytes(use.stays(*how))),
-        ("and for each process, about", memory.format_bytes(use.start + use.stage)),
+        ("and for each process, about", f"{memory.format_bytes(use.undivided)}{there}"),
     ]
 
 

@@ -143,6 +143,10 @@ class LanguageModel(ABC):
         """Context in which this process differentiates ``passes`` scores; all processes enter and leave it."""
         return nullcontext()
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss that was computed from one :meth:`score`."""
+        loss.backward()
+
     def gathered(self, keep: bool) -> LanguageModel | None:
         """The model with whole weights, to save it; all processes call it, and get it if ``keep`` is set."""
         return self if keep else None

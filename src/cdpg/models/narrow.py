@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from cdpg.config import CDPGConfig
+from cdpg.contexts.contexts import Context
 from cdpg.errors import UserError
-from cdpg.models.base import LanguageModel, PromptTokens, Rows
+from cdpg.models.base import LanguageModel, PromptTokens
 from cdpg.models.rng import UniformStream
-from cdpg.models.sampling import sample_chunks
+from cdpg.models.sampling import draw_samples
+from cdpg.models.scoring import score_samples
 
 GROUP, _SMALLEST_GROUP = 32, 8
 """Weights that share a scale in 8 bits, at most and at least."""
@@ -89,33 +92,26 @@ class NarrowLayers:
 def refuse_large_error(
     exact: LanguageModel,
     narrow: LanguageModel,
+    contexts: Sequence[Context],
     prompts: Sequence[PromptTokens],
-    max_length: int,
-    setting: str,
-    most: float,
+    config: CDPGConfig,
 ) -> float:
     """Compare the log-probabilities of a few samples of the exact model; refuse a model that is too far from it.
 
-    Returns the largest difference of a sample, in nats; ``most`` is allowed. ``setting`` is what made the model narrow.
+    Returns the largest difference of a sample, in nats; the setting ``base_error`` is allowed. The contexts with the
+    shortest prompts are used.
     """
-    chosen = sorted(prompts, key=len)[:_CONTEXTS]
-    stream = UniformStream(0, "narrow", 0)
-    differences = [0.0]
-    with torch.no_grad():
-        for chunk in sample_chunks(exact, chosen, _SAMPLES, max_length, stream, _CONTEXTS * _SAMPLES):
-            lengths = torch.tensor([len(tokens) for tokens in chunk.tokens])
-            tokens = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.long)
-            for row, drawn in enumerate(chunk.tokens):
-                tokens[row, : len(drawn)] = torch.tensor(drawn)
-            rows = Rows(torch.tensor(chunk.row) // _SAMPLES, tokens, lengths)
-            scores = [model.score(chosen, rows).log_prob().double() for model in (exact, narrow)]
-            differences += (scores[0] - scores[1]).abs().tolist()
-    largest = max(differences)
-    if not largest <= most:
+    chosen = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))[:_CONTEXTS]
+    given = [contexts[place] for place in chosen], [prompts[place] for place in chosen]
+    samples = draw_samples(exact, *given, _SAMPLES, config, UniformStream(0, "narrow", 0))
+    rows = torch.arange(samples.lengths.numel())
+    scores = [score_samples(model, samples, rows, config.tokens_per_pass).sum(dim=2) for model in (exact, narrow)]
+    largest = float((scores[0] - scores[1]).abs().max())  # NaN if any is
+    if not largest <= config.base_error:
         raise UserError(
-            f"{setting} changes the base's log-probability of a sample by up to {largest:.3g} nats, and at most "
-            f"{most} is allowed (base_error), as every weight depends on it: use base_dtype: float32, or raise "
-            "base_error"
+            f"base_dtype: {config.base_dtype} changes the base's log-probability of a sample by up to {largest:.3g} "
+            f"nats, and at most {config.base_error} is allowed (base_error), as every weight depends on it: use "
+            "base_dtype: float32, or raise base_error"
         )
     return largest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, TypeVar
@@ -104,6 +104,7 @@ class Lockstep:
         self._idle, self._processes = idle, processes
         self._names = list(idle)
         self._in_stage = False
+        self._postponed: Sequence[tuple[Tensor, Tensor]] = ()
         self.differentiates = False
         """Whether passes are differentiated: these are alike on all processes, and need no agreement."""
 
@@ -138,10 +139,27 @@ class Lockstep:
         try:
             yield
             for _ in range(missing):
-                (0.0 * idle_pass()).backward()
+                self.backward(0.0 * idle_pass())
             self._free()
         finally:
             self.differentiates = False
+
+    def postpone(self, cut: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Note where a pass is cut: tensors, each with the copy that the rest of the pass was computed from."""
+        self._postponed = cut
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a pass: of what follows the prompts first, then of the prompts.
+
+        A layer runs for both. In one go, its gradient would be complete only after its second run, and divided only
+        then: meanwhile the gradients of all layers would be whole.
+        """
+        loss.backward()
+        cut, self._postponed = self._postponed, ()
+        if cut:
+            getattr(self._root, _GATHER)()  # the first half has freed it
+            used = [(tensor, copied.grad) for tensor, copied in cut if copied.grad is not None]
+            torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run a part of the model, once all processes have agreed to run it."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdpg.models.fast.cache import select_rows, take
+from cdpg.models.fast.cache import PLAIN_LAYERS, cache_layers, select_rows, take
 
 
 @dataclass
@@ -26,6 +26,22 @@ class State:
     """``[row]``: positions of the prefix that are not padding."""
     steps: int = 0
     """Tokens appended since the prefix, the same for every row."""
+
+    def cut(self) -> list[tuple[Tensor, Tensor]]:
+        """Replace hidden states, keys and values by copies without history.
+
+        Returns what was replaced, each with its copy, whose gradient is that of the tensor. A cache that holds more
+        than keys and values is left as it is: then there are no copies.
+        """
+        layers = cache_layers(self.cache)
+        if any(type(layer) not in PLAIN_LAYERS for layer in layers):
+            return []
+        given = [self.hidden, *(tensor for layer in layers for tensor in (layer.keys, layer.values))]
+        copies = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
+        self.hidden = copies[0]
+        for layer, keys, values in zip(layers, copies[1::2], copies[2::2], strict=True):
+            layer.keys, layer.values = keys, values
+        return [pair for pair in zip(given, copies, strict=True) if pair[0].requires_grad]
 
     def select(self, rows: Tensor) -> None:
         """Select these rows, in this order; a row may occur several times."""

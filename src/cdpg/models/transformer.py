@@ -194,6 +194,9 @@ class TransformerModel(LanguageModel):
     def gradient_passes(self, passes: int) -> AbstractContextManager[None]:
         return nullcontext() if self.lockstep is None else self.lockstep.gradient(passes, self._idle_loss)
 
+    def backward(self, loss: Tensor) -> None:
+        loss.backward() if self.lockstep is None else self.lockstep.backward(loss)
+
     def narrow_layers(self, dtype: torch.dtype) -> None:
         """Store the layers' weights in a narrow type; they are computed with in the present one."""
         self._narrow = NarrowLayers(sharding.repeated_blocks(self.module), dtype, self.inner.dtype)
@@ -228,6 +231,8 @@ class TransformerModel(LanguageModel):
         mask = rows.mask
         with self._precision(), self._recomputing():
             state = self._prefill(prompts)
+            if self.lockstep is not None and self.lockstep.differentiates:
+                self.lockstep.postpone(state.cut())
             state.select(rows.context)
             hidden = state.hidden[:, None]
             if rows.tokens.shape[1] > 1:

@@ -21,6 +21,7 @@ from cdpg.evaluation.plan import evaluated_contexts
 from cdpg.jobs.job import Inputs, Job
 from cdpg.methods import make_method
 from cdpg.models.base import LanguageModel
+from cdpg.models.devices import choose_device
 from cdpg.models.loading import load_model, load_policy_and_base
 from cdpg.models.rng import UniformStream
 from cdpg.models.sampling import Samples, draw_samples
@@ -86,7 +87,8 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     judge.require_columns(inputs.tuning)
     judge.require_columns(inputs.held_out)
     # With new adapters the model is still the base, and its gradient takes as long as the run's.
-    start = used()
+    device = choose_device(config)
+    start = used(device)
     base = load_policy_and_base(job.model, config)[0] if config.lora_rank else load_model(job.model, config)
     warn_of_prompts(base.tokenizer, [*inputs.tuning, *inputs.held_out])
     prompts = base.encode(inputs.tuning, config.max_completion_length)  # all of them, to refuse one that is too long
@@ -99,13 +101,13 @@ def _probe(job: Job, inputs: Inputs, count: int, judge: Judge) -> ProbeResult:
     own_prompts = [prompts[i] for i in chosen]
     samples = draw_samples(base, contexts, own_prompts, config.num_generations, config, stream, inputs.stop)
     sampling = (time.perf_counter() - started) / samples.lengths.numel()
-    peak = used()
+    peak = used(device)
     _log.info("judging them")
     verdicts, constraint = _judge(judge, samples)
     _log.info("timing a gradient")
     pace = Pace(sampling, constraint, *_time_scoring(base, samples, verdicts, config))
     differentiate_largest_pass(base, prompts, config)
-    memory_use = MemoryUse.of(base, start, peak)
+    memory_use = MemoryUse.of(base, start, peak, config)
     found = _result(samples, verdicts, pace, Limits.of(config).workers, config, inputs, memory_use)
     stats = dataclasses.replace(found.stats, factors=_factor_means(judge, verdicts))
     return dataclasses.replace(found, stats=stats)

@@ -1,12 +1,14 @@
-"""Errors for failed allocations, with the stage and the setting to lower; memory that is freed, and the peak in use."""
+"""Memory: errors for failed allocations, with the stage and the setting to lower; what there is, is used, is freed."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from cdpg.errors import RunError
 
@@ -15,6 +17,9 @@ _SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "cannot
 _M_MMAP_THRESHOLD = -3
 _LARGE = 2**20
 """Bytes of a block that is returned to the system when it is freed (:func:`return_freed_blocks`)."""
+
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Files with the limit of a container, by version of the kernel's control groups."""
 
 
 @contextmanager
@@ -56,6 +61,17 @@ def peak() -> dict[str, int]:
     if torch is not None and torch.cuda.is_available():
         found["GPU memory"] = sum(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
     return found
+
+
+def of_machine() -> int | None:
+    """Bytes of memory that the machine has, or the container if it may use less; None if that is not known."""
+    found = []
+    with suppress(OSError, ValueError, AttributeError):  # not every system says so
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in map(Path, CONTAINER_LIMITS):
+        with suppress(OSError, ValueError):  # "max" where there is no limit
+            found.append(int(path.read_text()))
+    return min(found, default=None)
 
 
 def format_bytes(count: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 
 from cdpg.config import CDPGConfig
@@ -124,6 +125,13 @@ def make_engine(
         raise UserError(
             f"engine is {config.engine!r} and the samples are drawn from the base, which with adapters has no weights "
             "of its own: set proposal: policy, or engine: transformers"
+        )
+    if config.base_dtype == "int8" and any(
+        parameter.dtype == torch.int8 for parameter in drawn_from.module.parameters()
+    ):
+        raise UserError(
+            f"engine is {config.engine!r} and the samples are drawn from the base, whose layers are stored in 8 bits "
+            "in a way that an engine cannot read: set base_dtype to bfloat16 or float32, or engine: transformers"
         )
     window = max(map(len, prompts), default=1) + config.max_completion_length
     connection: Connection

@@ -99,7 +99,7 @@ def accumulate(
     with policy.gradient_passes(len(passes)):
         for part in passes:
             loss = sample_loss.loss(part, policy.score(*prompts_and_rows(rollout.samples, part))) / divisor
-            loss.backward()
+            policy.backward(loss)
             loss_sum += float(loss.detach())
     return loss_sum
 

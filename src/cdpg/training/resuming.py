@@ -21,10 +21,15 @@ from cdpg.training.state import RunState
 
 _log = logging.getLogger(__name__)
 
+_READ = ("base", "adapters", "proposal", "constraints", "contexts", "tuned_on", "tokens", "held_out")
+"""Facts of a run's origin that every process finds out by itself, from what it has read."""
+
 
 def begin_target(parts: Parts, state: RunState, resume: bool | str | Path | None, config: CDPGConfig) -> RunState:
     """Fit the target's moments unless a checkpoint has them; errors are raised before a file is written."""
-    if state.moments or not parts.target_fit.looks_first or (resume and kept_epochs(parts.folder.checkpoints)):
+    if state.moments or not parts.target_fit.looks_first:
+        return state
+    if resume and parts.processes.from_main(bool(kept_epochs(parts.folder.checkpoints))):
         return state
     if parts.is_main and not resume:
         require_place(parts.folder, config.overwrite_output_dir, parts.sources)
@@ -34,9 +39,26 @@ def begin_target(parts: Parts, state: RunState, resume: bool | str | Path | None
 def checkpoint_to_resume(parts: Parts, resume: bool | str | Path | None, has_trained: bool) -> Checkpoint | None:
     """The checkpoint that ``resume`` asks for, None to begin at the start."""
     checkpoint = find_checkpoint(parts.folder.checkpoints, resume) if resume else None
+    _require_same_files(parts, checkpoint)
     if checkpoint is None and has_trained:
         raise UserError("this trainer has trained already, and its weights have changed: make a new one")
     return checkpoint
+
+
+def _require_same_files(parts: Parts, checkpoint: Checkpoint | None) -> None:
+    """Refuse processes that have read different files under the same names, as on machines that do not share a folder.
+
+    They would train different models, and the sum of their gradients would be that of neither.
+    """
+    own = {key: parts.origin[key] for key in _READ}
+    own["checkpoint to resume"] = None if checkpoint is None else checkpoint.epoch
+    first, *others = parts.processes.gather([own])
+    differing = [key.replace("_", " ") for key in own if any(other[key] != first[key] for other in others)]
+    if differing:
+        raise UserError(
+            f"the processes of this run have read different files ({', '.join(differing)}): output_dir, the model and "
+            "the data must be the same on all machines, for example in a folder that they share"
+        )
 
 
 def continued(parts: Parts, checkpoint: Checkpoint, asked: CDPGConfig) -> tuple[CDPGConfig, RunState]:

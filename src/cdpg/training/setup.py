@@ -212,8 +212,7 @@ def _encoded(
     """The prompts; a base that its type takes too far from the policy, which is still the same model, is refused."""
     prompts = policy.encode(contexts, config.max_completion_length)
     if config.base_dtype != "float32":
-        setting = f"base_dtype: {config.base_dtype}"
-        refuse_large_error(policy, base, prompts, config.max_completion_length, setting, config.base_error)
+        refuse_large_error(policy, base, contexts, prompts, config)
     return prompts
 
 

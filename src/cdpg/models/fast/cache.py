@@ -27,15 +27,24 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
     return taken
 
 
+PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+"""Layers of a cache that hold keys and values, and no other tensors."""
+
+
+def cache_layers(cache: Any) -> list[Any]:
+    """The layers of a prefix's cache; of an encoder-decoder model, those of both halves."""
+    halves = ("self_attention_cache", "cross_attention_cache")
+    parts = [getattr(cache, half) for half in halves] if hasattr(cache, halves[0]) else [cache]
+    return [layer for part in parts for layer in part.layers]
+
+
 def select_rows(cache: Any, rows: Tensor) -> None:
     """Select these rows of a prefix's cache; a row may occur several times."""
-    halves = ("self_attention_cache", "cross_attention_cache")
-    for part in [getattr(cache, half) for half in halves] if hasattr(cache, halves[0]) else [cache]:
-        for layer in part.layers:
-            if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length():
-                layer.keys, layer.values = take(layer.keys, rows), take(layer.values, rows)
-            else:
-                layer.batch_select_indices(rows)
+    for layer in cache_layers(cache):
+        if type(layer) in PLAIN_LAYERS and layer.get_seq_length():
+            layer.keys, layer.values = take(layer.keys, rows), take(layer.values, rows)
+        else:
+            layer.batch_select_indices(rows)
 
 
 @dataclass(frozen=True)
