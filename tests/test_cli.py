@@ -318,6 +318,28 @@ def test_a_comparison_without_the_method_of_its_settings_says_so(
     assert [notice for notice in heard if "method" in notice] == told
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["alpha=0.3"], {"alpha": "divergence is kl, not alpha"}),
+        (["alpha=0.3", "divergence=alpha"], {}),
+        (["replay=2", "seed=1", "method=dpg"], {"replay": "method dpg does not use it"}),
+        (["replay=2", "ziegler_beta=0.1"], {"ziegler_beta": "method cdpg does not use it"}),
+        (["partition=pooled", "method=cdpg-paper"], {"partition": "method cdpg-paper does not use it"}),
+    ],
+)
+def test_settings_without_effect_are_named(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], told: dict[str, str]
+) -> None:
+    monkeypatch.setattr(Job, "load", lambda *arguments: sys.exit(3))
+    monkeypatch.chdir(workplace)
+    words = ["run", "--model", "llama", "--contexts", "contexts.csv", "--constraint", "test_preflight:even"]
+    with noticed() as heard:
+        result = CliRunner().invoke(app, [*words, *(word for pair in given for word in ("--set", pair))])
+    assert result.exit_code == 3
+    assert heard == [f"--set {name} has no effect: {reason}" for name, reason in told.items()]
+
+
 def test_the_folder_of_a_run_is_answered_with_its_settings(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is a folder: expected a task's name .* or a YAML file of settings$"):
         gather(tmp_path, {}, [])

@@ -32,6 +32,10 @@ class MethodSettings:
         """A sentence for each setting whose value has the right type but is out of range."""
         return ()
 
+    def idle(self) -> Mapping[str, str]:
+        """The settings that have no effect beside the others, each with the reason."""
+        return {}
+
 
 def _answers_unknown_names(cls: type[T]) -> type[T]:
     """Report unknown names in Python as in YAML: with a suggestion, and together with all other problems."""

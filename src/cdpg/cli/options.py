@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -15,9 +16,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cdpg.cli.completion import complete_method, complete_methods, complete_preset, complete_setting, complete_task
-from cdpg.config import CDPGConfig, read_yaml
+from cdpg.config import CDPGConfig, parse_overrides, read_yaml
 from cdpg.errors import UserError
-from cdpg.jobs.job import Job, gather, missing_inputs
+from cdpg.jobs.job import Job, gather, idle_settings, missing_inputs
 from cdpg.messages.nearest import nearest, nearest_folder
 from cdpg.messages.notices import launched_as_main, shown_notices
 from cdpg.messages.terms import on_command_line
@@ -25,6 +26,8 @@ from cdpg.messages.text import any_of
 from cdpg.methods import METHODS
 from cdpg.storage.run_folder import RunFolder
 from cdpg.tasks import TASKS, find_task
+
+_log = logging.getLogger(__name__)
 
 _ORDER = ("tasks", "settings", "check", "run", "compare", "evaluate", "report", "sample", "push")
 """Commands in the order of use."""
@@ -219,7 +222,11 @@ def _job(asked: dict[str, Any], folder: str, to_resume: bool) -> Job:
         values["output_dir"] = "runs/" + folder.format(
             task=values["task"], method=values.get("method") or CDPGConfig.method
         )
-    return Job.from_mapping(values)
+    job = Job.from_mapping(values)
+    if "method" in asked:  # a comparison has several
+        for name, reason in idle_settings(parse_overrides(settings), job.settings).items():
+            _log.warning(f"--set {name} has no effect: {reason}")
+    return job
 
 
 def _values_of_run(folder: Any) -> dict[str, Any]:

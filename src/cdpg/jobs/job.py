@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdpg.config import FIELDS, CDPGConfig, parse_overrides, read_yaml
+from cdpg.config import FIELDS, GENERAL, METHOD_SETTINGS, CDPGConfig, parse_overrides, read_yaml
 from cdpg.constraints.factors import Moment, Reward, Tilt, parse_factor
 from cdpg.constraints.named import load_constraint
 from cdpg.contexts.chats import as_chats
@@ -207,6 +207,15 @@ class Job:
             f"{term('eval_contexts')} names others"
         )
         return tuning, held_out
+
+
+def idle_settings(names: Iterable[str], config: CDPGConfig) -> dict[str, str]:
+    """Those of some settings that have no effect in a run, each with the reason."""
+    own = METHOD_SETTINGS[config.method]
+    of_others = {*FIELDS} - {*GENERAL} - {field.name for field in dataclasses.fields(own)}
+    reasons = {name: f"method {config.method} does not use it" for name in of_others}
+    reasons |= config.settings_of(own).idle()
+    return {name: reasons[name] for name in names if name in reasons}
 
 
 _TEXTS = frozenset(field.name for field in dataclasses.fields(Job)) - {

@@ -63,6 +63,9 @@ class CDPGSettings(MethodSettings):
                 f"alpha must lie between 0 and 1, not {self.alpha}: for the ends, set divergence to kl or reverse_kl"
             )
 
+    def idle(self) -> Mapping[str, str]:
+        return {} if self.divergence == "alpha" else {"alpha": f"divergence is {self.divergence}, not alpha"}
+
 
 @register
 class CDPG(WeightedMethod):
