@@ -213,7 +213,7 @@ def idle_settings(names: Iterable[str], config: CDPGConfig) -> dict[str, str]:
     """Those of some settings that have no effect in a run, each with the reason."""
     own = METHOD_SETTINGS[config.method]
     of_others = {*FIELDS} - {*GENERAL} - {field.name for field in dataclasses.fields(own)}
-    reasons = {name: f"method {config.method} does not use it" for name in of_others}
+    reasons = dict.fromkeys(of_others, f"method {config.method} does not use it")
     reasons |= config.settings_of(own).idle()
     return {name: reasons[name] for name in names if name in reasons}
 
