@@ -21,7 +21,7 @@ from cdpg.report.assembly import read_studies
 from cdpg.report.blocks import JUDGED_ALIKE, judged_apart
 from cdpg.report.figures import figures_of
 from cdpg.report.samples import samples_of
-from cdpg.report.tables import tables_of
+from cdpg.report.tables import Cell, Column, Table, TableRow, split_table, tables_of
 from cdpg.report.values import MeanInterval
 from report_runs import change_config, compare_folder, read_study, run_folder, write_json, write_lines
 from unpainted import is_one_of_a_kind, painted_if
@@ -356,3 +356,18 @@ def test_a_report_on_several_folders_replaces_none_of_theirs(
     monkeypatch.chdir(one)
     with pytest.raises(UserError, match=r"the working folder is a run's, whose own report\.html must not be replaced"):
         CliRunner().invoke(app, ["report", str(one), str(other)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("columns", "widths"), [(0, [0]), (1, [1]), (6, [6]), (7, [4, 3]), (13, [5, 5, 3])])
+def test_a_wide_table_is_split_into_parts_of_about_equal_width(columns: int, widths: list[int]) -> None:
+    cells = tuple(Cell(str(number)) for number in range(columns))
+    whole = Table("t", "T", tuple(Column(cell.shown) for cell in cells), (TableRow("base", "#000", cells),), "csv")
+    parts = list(split_table(whole))
+    assert [len(part.columns) for part in parts] == widths
+    assert tuple(cell for part in parts for cell in part.rows[0].cells) == cells
+    assert tuple(column for part in parts for column in part.columns) == whole.columns
+    rest = range(2, len(parts) + 1)
+    assert [(part.name, part.title, part.csv) for part in parts] == [
+        ("t", "T", "csv"),
+        *((f"t-{number}", "", "") for number in rest),
+    ]

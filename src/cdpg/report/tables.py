@@ -32,7 +32,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 """The title of each table, and the metrics of every evaluation that are shown before and after the task's own."""
 MOST_COLUMNS = 6
-"""Columns side by side; a wider table continues below."""
+"""Columns side by side; a wider table continues below, in parts of about equal width."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 _PLAIN_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 
@@ -85,16 +85,18 @@ def tables_of(study: Study) -> list[Table]:
     """All tables for which the study has figures."""
     tables = [_metric_table(study, *group) for group in _grouped(study, study.metrics)]
     found = (*_seeds(study), *tables, *_between(study), *_ideal(study), *_costs(study))
-    return [dataclasses.replace(part, name=study.key + part.name) for table in found for part in _parts(table)]
+    return [dataclasses.replace(part, name=study.key + part.name) for table in found for part in split_table(table)]
 
 
-def _parts(table: Table) -> Iterator[Table]:
-    """A table split into tables that fit a page; the first one's CSV holds all columns."""
-    for start in range(0, max(1, len(table.columns)), MOST_COLUMNS):
-        span = slice(start, start + MOST_COLUMNS)
+def split_table(table: Table) -> Iterator[Table]:
+    """A table split into tables of about equal width that fit a page; the first one's CSV holds all columns."""
+    count = max(1, -(-len(table.columns) // MOST_COLUMNS))
+    width = max(1, -(-len(table.columns) // count))
+    for number in range(count):
+        span = slice(number * width, (number + 1) * width)
         rows = tuple(dataclasses.replace(row, cells=row.cells[span]) for row in table.rows)
-        title, content = (table.title, table.csv) if start == 0 else ("", "")
-        name = table.name if start == 0 else f"{table.name}-{start // MOST_COLUMNS + 1}"
+        title, content = (table.title, table.csv) if number == 0 else ("", "")
+        name = table.name if number == 0 else f"{table.name}-{number + 1}"
         yield dataclasses.replace(table, name=name, title=title, columns=table.columns[span], rows=rows, csv=content)
 
 
