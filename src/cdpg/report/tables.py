@@ -92,11 +92,11 @@ def split_table(table: Table) -> Iterator[Table]:
     """A table split into tables of about equal width that fit a page; the first one's CSV holds all columns."""
     count = max(1, -(-len(table.columns) // MOST_COLUMNS))
     width = max(1, -(-len(table.columns) // count))
-    for number in range(count):
-        span = slice(number * width, (number + 1) * width)
+    for part in range(count):
+        span = slice(part * width, (part + 1) * width)
         rows = tuple(dataclasses.replace(row, cells=row.cells[span]) for row in table.rows)
-        title, content = (table.title, table.csv) if number == 0 else ("", "")
-        name = table.name if number == 0 else f"{table.name}-{number + 1}"
+        title, content = (table.title, table.csv) if part == 0 else ("", "")
+        name = table.name if part == 0 else f"{table.name}-{part + 1}"
         yield dataclasses.replace(table, name=name, title=title, columns=table.columns[span], rows=rows, csv=content)
 
 
