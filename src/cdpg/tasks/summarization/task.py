@@ -45,7 +45,7 @@ ENTITIES = Task(
                 "contexts_per_epoch": 64,
                 "num_generations": 8,
                 "max_completion_length": 80,
-                "learning_rate": 2e-4,
+                "learning_rate": 1.5e-4,
                 "warmup_epochs": 5,
                 "decay_epochs": 18,
                 "save_every": 10,
